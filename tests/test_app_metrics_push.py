@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -143,3 +144,33 @@ def test_the_last_values_arrive_when_the_agent_stops(pushing: PushingAgent) -> N
     pushing.agent.stop()
     await_requests(pushing, REQUESTS + LATER)
     pushing.agent.start()
+
+
+def test_another_backends_dashboards_find_latencies_under_the_names_of_the_conventions(
+    pushing: PushingAgent, tmp_path: Path
+) -> None:
+    ports = AgentPorts.free()
+    settings = {
+        "name": "fleet-8",
+        "engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}],
+        "otlp_metrics": {"endpoint": pushing.to.otlp, "interval": "1s", "names": "opentelemetry"},
+    }
+    variables = {"OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=production"}
+    with AgentProcess.with_settings(tmp_path, ports, settings, variables):
+        sender = SpanSender(ports.grpc)
+        assert sender.export([span_with(number, 0.1) for number in range(5)])
+        chosen = 'service_instance_id="fleet-8",deployment_environment_name="production"'
+        sums = "sum(%s{%s}) by (gen_ai_operation_name, gen_ai_provider_name, service_name)"
+        asked = sums % (f"{TTFT}_count", chosen)
+
+        def found() -> Any:
+            return [(one["metric"], float(one["value"][1])) for one in pushing.to.query(asked)]
+
+        attributes = {
+            "gen_ai_operation_name": "generate_content",
+            "gen_ai_provider_name": "vllm",
+            "service_name": "goodput-agent",
+        }
+        eventually(lambda: found() == [(attributes, 5.0)], within_s=WITHIN_S, what="five requests")
+        # The same requests under two names would be twice as many.
+        assert pushing.pushed(f"sum({TTFT}_count{{{chosen}}})") == 5.0

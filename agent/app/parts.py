@@ -24,7 +24,7 @@ from agent.app.own_health import OwnHealth, Readiness, count_misses
 from agent.app.plugins import EnginePlugins
 from agent.app.proxy_rotation import EngineNews
 from agent.app.proxying import Proxying
-from agent.app.pushing import Pushing, counts_bins
+from agent.app.pushing import Pushing, counts_bins, counts_by_convention
 from agent.app.storing import AgentStore
 from agent.catalog import metrics as m
 from agent.catalog.engine_states import ProbedState
@@ -225,8 +225,14 @@ def _directory(settings: Settings) -> EngineDirectory:
 
 def _meter(settings: Settings, directory: EngineDirectory, now: Callable[[], float]) -> Meter:
     names = [engine.name for engine in settings.engines]
-    objectives, bins = settings.all_objectives(), counts_bins(settings)
-    return Meter(objectives, names, directory.is_served, with_bins=bins, now=now)
+    return Meter(
+        settings.all_objectives(),
+        names,
+        directory.is_served,
+        with_bins=counts_bins(settings),
+        with_genai=counts_by_convention(settings),
+        now=now,
+    )
 
 
 def _engine_parts(base: BaseParts, gpus: GpuSource | None, sources: SourcesOf) -> EngineParts:

@@ -39,6 +39,7 @@ from prometheus_client.samples import Sample
 from agent.analysis.quantiles import Bins, exponential_from
 from agent.catalog.efficiency_metrics import EFFICIENCY_METRICS
 from agent.catalog.engine_facts import ENGINE_FACTS
+from agent.catalog.genai import GENAI_METRICS
 from agent.catalog.gpu_facts import GPU_FACTS
 from agent.catalog.host_facts import HOST_FACTS
 from agent.catalog.metric import Kind, Unit
@@ -65,11 +66,12 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True)
 class PushedSeries:
-    """One series of a family: a number, or buckets."""
+    """One series of a family: a number, or buckets, with the bins of an exponential histogram."""
 
     labels: Labels
     value: float = 0.0
     buckets: Buckets | None = None
+    bins: Bins | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +233,10 @@ _UCUM = {
 }
 _UNITS = {
     metric.name: _UCUM[metric.unit]
-    for metric in (*AGENT_METRICS, *EFFICIENCY_METRICS, *ENGINE_FACTS, *HOST_FACTS, *GPU_FACTS)
+    for metric in (
+        *(*AGENT_METRICS, *GENAI_METRICS, *EFFICIENCY_METRICS),
+        *(*ENGINE_FACTS, *HOST_FACTS, *GPU_FACTS),
+    )
 }
 # Counters of these metrics began with the engine's process.
 _OF_ENGINES = frozenset(fact.name for fact in ENGINE_FACTS)
@@ -246,6 +251,7 @@ _Key = tuple[str, Kind, Labels]
 class MetricsSnapshot:
     """All metrics at the Unix time `at`; `bins` are those of exponential histograms.
 
+    `conventional` are those with the names of OpenTelemetry's conventions.
     `engines_started_at` has the Unix start time of each engine's process, if it is known.
     """
 
@@ -253,6 +259,7 @@ class MetricsSnapshot:
     families: Iterable[Family]
     bins: BinsOf
     engines_started_at: Mapping[str, float]
+    conventional: Iterable[SeriesFamily] = ()
 
 
 class ExportRequests:
@@ -278,6 +285,8 @@ class ExportRequests:
         request = _Request(metrics, self._started_ns, self._max_buckets)
         for family in metrics.families:
             request.add(family.name, series_of(family))
+        for conventional in metrics.conventional:
+            request.add(conventional.name, conventional)
         for key in self._before - request.keys:
             request.end(*key, exponential=key in self._exponential)
         self._before, self._exponential = frozenset(request.keys), frozenset(request.exponential)
@@ -322,7 +331,9 @@ class _Request:
     def _histogram(self, metric: Metric, series: PushedSeries, times: Times) -> None:
         labels, buckets = series.labels, series.buckets
         assert buckets is not None
-        bins = self._snapshot.bins.get((metric.name, tuple(value for _, value in labels)))
+        bins = series.bins
+        if bins is None:
+            bins = self._snapshot.bins.get((metric.name, tuple(value for _, value in labels)))
         if bins is None:
             metric.histogram.aggregation_temporality = AGGREGATION_TEMPORALITY_CUMULATIVE
             metric.histogram.data_points.append(explicit_point(labels, times, buckets))

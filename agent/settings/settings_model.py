@@ -138,10 +138,15 @@ class OtlpMetricsSettings(Section):
     """How an export is compressed."""
     histograms: Literal["exponential", "explicit"] = "exponential"
     """How the latencies of requests are sent; `explicit` has the buckets of `/metrics`."""
+    names: Literal["prometheus", "opentelemetry"] = "prometheus"
+    """Names of the latencies of requests: those of `/metrics`, which this project's dashboards and
+    alerts read, or those of OpenTelemetry's conventions, `gen_ai.server.*` and `gen_ai.client.*`.
+    """
     max_buckets: WholeNumber = Field(default=160, ge=40, le=2400)
     """Buckets of an exponential histogram; if more are needed, two neighbours become one."""
     resource: dict[str, str] = Field(default={})
-    """More attributes of the resource, as in `{k8s.cluster.name: eu-1}`."""
+    """More attributes of the resource, as in `{k8s.cluster.name: eu-1}`; they replace those of
+    `OTEL_RESOURCE_ATTRIBUTES`."""
 
 
 _HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$", max_length=100)]

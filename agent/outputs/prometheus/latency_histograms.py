@@ -10,7 +10,9 @@ from operator import attrgetter
 from prometheus_client import utils
 from prometheus_client.samples import Exemplar
 
+from agent.analysis.genai import latencies_by_convention
 from agent.analysis.quantiles import Bins, bin_of, bins_of, value_of
+from agent.catalog import genai
 from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
 from agent.records.objective import Objective
@@ -19,6 +21,9 @@ from agent.records.request import RequestRecord, Status, Vantage
 Bucket = tuple[str, float, Exemplar | None]
 # The id of a request's trace, and the Unix time of the request.
 Trace = tuple[str, float]
+
+# An engine's error names itself: so many names, and the conventions' own for others.
+_MAX_ERRORS, _OTHER_ERROR = 32, "_OTHER"
 
 # Prometheus refuses an exemplar that is older than the one before it in the series, or has the same
 # millisecond and a lower value. It cuts milliseconds off a float, so that one of them may vanish.
@@ -137,6 +142,15 @@ LATENCIES: Mapping[Metric, Latency] = {
 }
 
 
+GENAI_BOUNDS_S: Mapping[Metric, tuple[float, ...]] = {
+    genai.SERVER_DURATION: m.DURATION_BOUNDS_S,
+    genai.SERVER_TTFT: m.TTFT_BOUNDS_S,
+    genai.SERVER_TPOT: m.TPOT_BOUNDS_S,
+    genai.CLIENT_DURATION: m.DURATION_BOUNDS_S,
+    genai.CLIENT_TTFC: m.TTFT_BOUNDS_S,
+}
+
+
 def bounds_for(metric: Metric, objectives: Iterable[Objective]) -> tuple[float, ...]:
     """The metric's bucket bounds, with the limit of every objective among them."""
     latency = LATENCIES[metric]
@@ -148,10 +162,19 @@ def bounds_for(metric: Metric, objectives: Iterable[Objective]) -> tuple[float, 
 class LatencyHistograms:
     """Counts requests into the histograms of their engine and model. Not for several threads."""
 
-    def __init__(self, objectives: Sequence[Objective], *, with_bins: bool = False) -> None:
+    def __init__(
+        self,
+        objectives: Sequence[Objective],
+        *,
+        with_bins: bool = False,
+        with_genai: bool = False,
+    ) -> None:
+        """`with_genai`: also those of OpenTelemetry's conventions for GenAI."""
         self._with_bins = with_bins
-        self._bounds = {metric: bounds_for(metric, objectives) for metric in LATENCIES}
-        self._bounds[m.CHUNK_GAP] = m.TPOT_BOUNDS_S
+        self._by_convention = with_genai
+        self._errors: set[str] = set()
+        bounds = {metric: bounds_for(metric, objectives) for metric in LATENCIES}
+        self._bounds = {**bounds, m.CHUNK_GAP: m.TPOT_BOUNDS_S, **GENAI_BOUNDS_S}
         self._histograms: dict[tuple[Metric, Labels], BucketHistogram] = {}
 
     def count(self, engine_model: Labels, records: Sequence[RequestRecord]) -> None:
@@ -171,6 +194,8 @@ class LatencyHistograms:
                 values = list(map(latency.value, seen))
                 self._observe(metric, (*engine_model, *own), values, traces)
         self._count_gaps(engine_model, by_vantage[Vantage.PROXY])
+        if self._by_convention:
+            self._count_by_convention(engine_model, records)
 
     def _observe(
         self,
@@ -193,6 +218,23 @@ class LatencyHistograms:
         if gaps:
             histogram = self._histogram(m.CHUNK_GAP, labels)
             histogram.add({value_of(index): count for index, count in gaps.items()})
+
+    def _count_by_convention(self, labels: Labels, records: Sequence[RequestRecord]) -> None:
+        found: defaultdict[tuple[Metric, Labels], list[tuple[float | None, Trace]]]
+        found = defaultdict(list)
+        for record in sorted(records, key=_RECEIVED_AT):
+            trace = record.trace_id, record.received_at
+            operation = genai.operation(record.route)
+            for metric, error, value in latencies_by_convention(record):
+                own = (*labels, operation, self._known_error(error))
+                found[metric, own].append((value, trace))
+        for (metric, own), pairs in found.items():
+            self._observe(metric, own, [pair[0] for pair in pairs], [pair[1] for pair in pairs])
+
+    def _known_error(self, error: str) -> str:
+        if error and len(self._errors) < _MAX_ERRORS:
+            self._errors.add(error)
+        return error if not error or error in self._errors else _OTHER_ERROR
 
     def _histogram(self, metric: Metric, labels: Labels) -> BucketHistogram:
         histogram = self._histograms.get((metric, labels))

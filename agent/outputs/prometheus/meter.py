@@ -147,10 +147,11 @@ class Meter:
         is_served: Callable[[str], bool] | None = None,
         *,
         with_bins: bool = False,
+        with_genai: bool = False,
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`is_served` says whether any engine serves a model; `with_bins` is for a push.
+        """`is_served`: whether any engine serves a model; `with_bins`, `with_genai`: for a push.
 
         `now` gives Unix time, and `monotonic` is a clock in seconds that is never set.
         """
@@ -167,13 +168,16 @@ class Meter:
         self._counters: dict[Metric, defaultdict[Labels, float]] = {
             metric: defaultdict(float) for metric in m.AGENT_METRICS
         }
-        self._latencies = LatencyHistograms(objectives, with_bins=with_bins)
+        self._latencies = LatencyHistograms(objectives, with_bins=with_bins, with_genai=with_genai)
         self._exposed: set[Labels] = set()
         self._served = LabelledPairs(MAX_SERVED)
         self._unconfigured = LabelledPairs(MAX_UNCONFIGURED)
         self._samples: dict[str, EngineSample | None] = dict.fromkeys(engines)
         self._published = self._samples.copy()  # with the labels of the exposition
         self._gauges: dict[Metric, dict[Labels, Callable[[], float | None]]] = {}
+        self._expose_known(engines)
+
+    def _expose_known(self, engines: Sequence[str]) -> None:
         for engine in engines:
             self._expose((engine, UNKNOWN))
             for metric, labels in _KNOWN_OF_ENGINE.items():

@@ -28,20 +28,16 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.trace.span import TraceState
 
 from agent import __version__
+from agent.analysis.genai import error_type
+from agent.catalog.genai import DEFAULT_PROVIDER, operation
 from agent.catalog.spans import PROXIED_VALUE, PROXY_KEY, UNSAMPLED_VALUE
-from agent.records.request import FAILED, RequestRecord, Status
+from agent.records.request import FAILED, RequestRecord
 from agent.sources.proxy.exchange import RawHeaders
-from agent.sources.proxy.measuring.api_protocols import PROTOCOLS
 
 Value = str | float | int | bool | tuple[str, ...]
 
 # The version of the conventions.
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
-
-# The conventions do not list `vllm`, and allow other values.
-_PROVIDER = "vllm"
-
-_UNKNOWN_OPERATION = "generate_content"
 
 # What the client gets from the proxy itself if the engine gave no response.
 _OWN_RESPONSES = {"unreachable": 502, "timeout": 504}
@@ -84,7 +80,7 @@ def attributes_of(record: RequestRecord, response_model: str | None) -> dict[str
     """Return the known attributes of a request; `response_model` is the model in the response."""
     known: dict[str, Value] = {
         "gen_ai.operation.name": operation(record.route),
-        "gen_ai.provider.name": _PROVIDER,
+        "gen_ai.provider.name": DEFAULT_PROVIDER,
     }
     for name, read in _FROM_RECORD.items():
         value = read(record)
@@ -115,27 +111,6 @@ def server_attributes(headers: RawHeaders) -> dict[str, Value]:
 def _first(value: bytes | None) -> str:
     """The first member of a header; every proxy adds one behind it."""
     return (value or b"").decode("latin-1").split(",")[0].strip()
-
-
-def operation(route: str | None) -> str:
-    """Return the name of a route's operation in the conventions."""
-    protocol = PROTOCOLS.get(route or "")
-    return _UNKNOWN_OPERATION if protocol is None else protocol.operation
-
-
-def error_type(record: RequestRecord) -> str | None:
-    """Return the status code of a response 5xx, else a short code; None without an error.
-
-    By the conventions a response 3xx or 4xx is not an error of the server, and a client that leaves
-    is one: it did not get the response whole.
-    """
-    code = record.http_status
-    if code is not None and code >= 300:
-        return str(code) if code >= 500 else None
-    # An error inside a stream that blames the request is not an error of the server either.
-    if record.status in (Status.OK, Status.INVALID):
-        return None
-    return (record.proxied and record.proxied.error) or record.status.value
 
 
 def _status_code(record: RequestRecord) -> int | None:

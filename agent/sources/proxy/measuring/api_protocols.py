@@ -30,15 +30,14 @@ from agent.sources.proxy.measuring.parsed_event import (
 class ApiProtocol:
     """How to read one route.
 
-    `operation` is its name in the GenAI conventions. `usage_on_request`: a stream counts tokens
-    only if the request asks for it. `finish_is_token`: the finish reason comes with the last token;
-    elsewhere it comes later. Both readers return None for a text that they cannot read.
+    `usage_on_request`: a stream counts tokens only if the request asks for it. `finish_is_token`:
+    the finish reason comes with the last token; elsewhere it comes later. Both readers return None
+    for a text that they cannot read.
     `read_events` reads lines of data, each of one event; it returns None if it cannot read one.
     `count_tokens` returns how many events are in such lines, if each is a `VISIBLE_TOKEN`; else 0.
     Without both, events are read one by one.
     """
 
-    operation: str
     usage_on_request: bool
     read_event: Callable[[bytes], ParsedEvent | None]
     read_body: Callable[[bytes], ParsedEvent | None]
@@ -278,7 +277,6 @@ _COMPLETIONS_EVENTS = JsonReader(_Choices, _completions_event)
 
 PROTOCOLS: Mapping[str, ApiProtocol] = {
     "/v1/chat/completions": ApiProtocol(
-        operation="chat",
         usage_on_request=True,
         read_event=_CHAT_EVENTS,
         read_body=JsonReader(_Choices, _choices_body),
@@ -287,7 +285,6 @@ PROTOCOLS: Mapping[str, ApiProtocol] = {
         count_tokens=JsonCounter(_ChatToken),
     ),
     "/v1/completions": ApiProtocol(
-        operation="text_completion",
         usage_on_request=True,
         read_event=_COMPLETIONS_EVENTS,
         read_body=JsonReader(_Choices, _choices_body),
@@ -296,13 +293,11 @@ PROTOCOLS: Mapping[str, ApiProtocol] = {
         count_tokens=JsonCounter(_CompletionsToken),
     ),
     "/v1/responses": ApiProtocol(
-        operation="chat",
         usage_on_request=False,
         read_event=JsonReader(_ResponsesEvent, _responses_event),
         read_body=JsonReader(_Response, _responses_body),
     ),
     "/v1/messages": ApiProtocol(
-        operation="chat",
         usage_on_request=False,
         read_event=JsonReader(_MessagesEvent, _messages_event),
         read_body=JsonReader(_Message, _messages_body),
