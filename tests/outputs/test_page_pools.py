@@ -7,8 +7,17 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from tests.outputs.api.serving import Api, open_api
+from tests.outputs.api.test_pool_routes import (
+    CAPACITY,
+    RUNNING,
+    TRANSFERRED,
+    WAITING,
+    counts,
+    serve,
+)
 from tests.real_parts.chromium import Opened, at, faults, opened_in
 from tests.records.making import objective, record
+from tests.records.minutes import minute
 
 TWO_ENGINES: dict[str, Any] = {
     **{"engine": "decode-0", "ttft_s": 0.27, "queue_s": 0.22, "prefill_s": 0.05, "e2e_s": 3.0},
@@ -29,6 +38,13 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
             record(3, **when),
         ]
         running.store(rows, [objective()])
+        serve(
+            running,
+            prefill_0=counts({RUNNING: 2.0, WAITING: 6.0}),
+            prefill_1=counts({RUNNING: 2.0, WAITING: 4.0}),
+            decode_0=counts({RUNNING: 8.0, WAITING: 9.0, CAPACITY: 0.5}, **TRANSFERRED),
+        )
+        running.store_minutes(minute(2))
         yield running
 
 
@@ -75,3 +91,16 @@ def test_a_request_of_one_engine_has_no_parts(there: Opened, api: Api) -> None:
     html = there.html("Request request-3")
     assert "first token went" not in html
     assert "another engine decodes" not in html
+
+
+def test_pools_are_shown_with_the_one_to_grow(there: Opened, api: Api) -> None:
+    at(there, api.url, "efficiency")
+    page = there.page
+    page.get_by_text("Prefill has 3.29 times the load of decode. Add a prefill engine.").wait_for()
+    decode, prefill = rows_of(page, "Pools")
+    unknown = "\N{EN DASH}"
+    assert prefill[:5] == ["prefill", "prefill_0, prefill_1", "4", "10", "3.5"]
+    assert prefill[9:] == [unknown, unknown, unknown]
+    assert decode[:6] == ["decode", "decode_0", "8", "0.5", "1.06", "250 ms"]
+    assert decode[9:] == ["100 ms", "200 B", "2"]
+    assert faults(there, api.url, "efficiency") == []

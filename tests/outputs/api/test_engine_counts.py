@@ -114,8 +114,9 @@ def test_steps_of_whole_minutes_have_counts_of_their_own(api: Api, now: float) -
     assert [each["engine_counts"] for each in steps] == [None] * len(steps)
 
 
-def test_what_loads_and_drafts_save_is_shown_by_engine(api: Api, now: float) -> None:
-    plain, more = counts(), counts()
+def saving() -> EngineCounts:
+    """The same with 100 tokens loaded from outside the GPU, and 100 drafts of 3 tokens."""
+    plain = counts()
     added: dict[tuple[str, tuple[str, ...]], float] = {
         (fact.EXTERNAL_CACHE_QUERY_TOKENS.name, ()): 400.0,
         (fact.EXTERNAL_CACHE_HIT_TOKENS.name, ()): 100.0,
@@ -127,13 +128,16 @@ def test_what_loads_and_drafts_save_is_shown_by_engine(api: Api, now: float) -> 
         (fact.SPEC_DECODE_ACCEPTED_BY_POSITION.name, ("1",)): 40.0,
     }
     prefill = HistogramSnapshot((1.0, inf), (20.0, 20.0), 15.0)
-    more = replace(
-        more,
-        counters={**more.counters, **added},
-        histograms={**more.histograms, fact.PREFILL_TIME.name: prefill},
+    return replace(
+        plain,
+        counters={**plain.counters, **added},
+        histograms={**plain.histograms, fact.PREFILL_TIME.name: prefill},
     )
-    api.store_engine_sample("chat-0", now, more)
-    api.store_engine_sample("chat-1", now, plain)
+
+
+def test_what_loads_and_drafts_save_is_shown_by_engine(api: Api, now: float) -> None:
+    api.store_engine_sample("chat-0", now, saving())
+    api.store_engine_sample("chat-1", now, counts())
     (found,) = summary(api)["engine_counts"]["savings"]
     assert found["engine"] == "chat-0"
     assert found["offload"] == {

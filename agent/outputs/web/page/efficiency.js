@@ -1,7 +1,9 @@
 // The view of efficiency: MFU and MBU over time, and where prefill and decode are under the roofline.
 import {Chart, over_window, with_breaks} from "./chart.js";
 import {CountedTime, Figures, Reasons, Table, html} from "./elements.js";
+import {Pays} from "./pays.js";
 import {period} from "./period.js";
+import {Pools} from "./pools.js";
 import {query} from "./query.js";
 import {number, share, whole_percent} from "./words.js";
 
@@ -11,8 +13,9 @@ const SOURCES = {requests: "by the requests", counters: "by the engine's token c
 
 async function load(parameters) {
   const {asked, step, step_name, step_s, name} = await period(parameters);
-  const [summary, series] = await Promise.all([query("summary", asked), query("efficiency", {...asked, step})]);
-  return {summary, steps: series.items, step: step_name, step_s, over: name(summary)};
+  const [summary, series, pools] = await Promise.all([
+    query("summary", asked), query("efficiency", {...asked, step}), query("pools", asked)]);
+  return {summary, steps: series.items, pools: pools.items, step: step_name, step_s, over: name(summary)};
 }
 
 const phase = (efficiency) => ([key, name]) => {
@@ -89,7 +92,7 @@ const counted = ({prefix_cache: cache, speculation: drafts, batch_fill: fill}) =
     drafts ? `${number(drafts.mean_accepted_length, 2)} tokens a step` : "unknown: no engine counts drafts"],
 ];
 
-function Show({data: {summary, steps, step, step_s, over}}) {
+function Use({summary, steps, step, step_s, over}) {
   const {efficiency} = summary;
   if (!efficiency) return html`<h2>Efficiency, ${over}</h2><p>Unknown: no minute of this window is stored yet.
     The first is stored about half a minute after it is over.</p>`;
@@ -122,6 +125,11 @@ function Show({data: {summary, steps, step, step_s, over}}) {
       rows=${widest(efficiency.disagreements).map(disagreement)} empty="They agree." />
     <${CountedTime} of=${efficiency} />`;
 }
+
+const Show = ({data, address}) => html`
+  <${Use} ...${data} />
+  <${Pays} savings=${data.summary.engine_counts?.savings} over=${data.over} address=${address} />
+  <${Pools} models=${data.pools} over=${data.over} address=${address} />`;
 
 export const efficiency = {title: "Efficiency", window: "1h", load, Show,
   ignores: ["tenant", "objective"], why: "GPUs work for all requests at once"};
