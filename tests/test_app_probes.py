@@ -226,13 +226,15 @@ def test_a_lost_core_behind_a_front_that_answers_is_dead(running: Probed) -> Non
 
 def test_the_state_is_a_metric(running: Probed) -> None:
     page = running.agent.api.exposition()
-    assert total(page, "llm_engine_state", engine=AWAY, state="loading") == 1
+    assert total(page, "llm_engine_state", engine=AWAY, state="unreachable") == 1
     assert total(page, "llm_engine_state", engine=AWAY) == 1
 
 
-def test_an_engine_that_was_never_up_loads_and_another_name_is_unknown(running: Probed) -> None:
+def test_an_address_without_engine_is_unreachable_and_another_name_unknown(
+    running: Probed,
+) -> None:
     status, body = running.probe("livez", AWAY)
-    assert (status, body["reason"], body["why"]) == (200, "loading", "connection")
+    assert (status, body["reason"], body["why"]) == (200, "unreachable", "connection")
     status, body = running.probe("readyz", "chat-9")
     assert status == 404
     assert "'chat-9'" in body["detail"]

@@ -115,6 +115,7 @@ class Fleet:
     agent: AgentProcess
     sender: SpanSender
     server: AgentProcess
+    url: str
 
     def served(self, path: str, **parameters: str) -> Any:
         """The JSON of a path of `serve`."""
@@ -160,7 +161,7 @@ def fleet(
             reader_of(url) as reader,
             serving(served, reader) as server,
         ):
-            fleet = Fleet(agent, SpanSender(ports.grpc), server)
+            fleet = Fleet(agent, SpanSender(ports.grpc), server, url)
             assert fleet.sender.export([request_span(f"r-{n}") for n in range(SPANS)])
             eventually(
                 lambda: server.api.summary(window="1h", agent="agent-0")["requests"] == SPANS,
@@ -206,6 +207,26 @@ def test_engines_are_those_of_every_agent_and_unknown_without_it(fleet: Fleet) -
     gone = engines()["gone"]
     assert (gone["name"], gone["model"], gone["up"]) == ("code-0", "qwen", None)
     assert re.fullmatch(r"its agent was last seen \d{4} s ago", gone["problem"])
+
+
+def test_a_state_and_a_role_that_only_a_newer_agent_knows_are_shown_as_they_are(
+    fleet: Fleet,
+) -> None:
+    newer = GONE | {"name": "next-0", "role": "encode", "state": "draining", "state_since": 5.0}
+    claim = NameClaim("newer", "elsewhere:1:b", state=AgentState(engines=lambda: [newer]))
+    engine = create_engine(fleet.url)
+    try:
+        claim.take(engine)
+        claim.beat(engine)
+        rows = {each["name"]: each for each in fleet.served("/api/v1/engines")["items"]}
+        assert (rows["next-0"]["state"], rows["next-0"]["role"]) == ("draining", "encode")
+        assert "newer version" in rows["next-0"]["state_detail"]
+        assert {"chat-0", "code-0"} <= rows.keys()
+        assert fleet.served("/api/v1/pools") == {"items": [], "next": None}
+    finally:
+        with engine.begin() as connection:
+            connection.execute(text("DELETE FROM agents WHERE name = 'newer'"))
+        engine.dispose()
 
 
 def test_it_has_the_page_of_an_agent_and_no_metrics_of_its_own(fleet: Fleet) -> None:

@@ -42,6 +42,8 @@ _LOG = logging.getLogger(__name__)
 REFRESH_EVERY_S = 60.0
 # Rows in which the views of an earlier run of the agent are looked for.
 _ROWS = 20
+# The file may have been written by a newer version, which knows others.
+_VANTAGES = frozenset(Vantage)
 
 
 class SeenViews:
@@ -91,9 +93,10 @@ class SeenViews:
     def learn_stored(self, engine: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Learn the views of stored rows of an engine."""
         for row in rows:
-            vantage, ended_at = Vantage(row["vantage"]), row["ended_at"]
-            if ended_at is None:
+            ended_at = row["ended_at"]
+            if ended_at is None or row["vantage"] not in _VANTAGES:
                 continue
+            vantage = Vantage(row["vantage"])
             if is_from_front(row["span_id"], row["proxy_span_id"], row["engine_request_id"]):
                 self.learn_plugin(engine, ended_at, in_front=True)
             elif vantage is Vantage.ENGINE and row["service_name"] is None:

@@ -37,10 +37,10 @@ ENGINE_STATES: Mapping[ProbedState, StateMeaning] = {
     ProbedState.SATURATED: StateMeaning(
         True, True, f"it computes, and more than {DEEP_QUEUE} requests wait or it rejects requests"
     ),
-    ProbedState.LOADING: StateMeaning(True, False, "it has sent no metrics since its start"),
+    ProbedState.LOADING: StateMeaning(True, False, "it is there, and sent no metrics yet"),
     ProbedState.PAUSED: StateMeaning(True, False, "it was paused or sent to sleep"),
     ProbedState.UNREACHABLE: StateMeaning(
-        True, False, "it sent metrics before, and has not answered for a moment"
+        True, False, "it has not answered for a moment, or nothing was ever seen at its address"
     ),
     ProbedState.STALLED: StateMeaning(False, False, "it has work and computes nothing"),
     ProbedState.DEAD: StateMeaning(False, False, "it died, or has not answered for minutes"),

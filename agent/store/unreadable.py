@@ -238,6 +238,9 @@ class _StoredEngine(msgspec.Struct):
     running: float | None = None
     waiting: float | None = None
     kv_cache_usage: float | None = None
+    state: str | None = None
+    state_since: float | None = None
+    state_why: str | None = None
 
 
 def finite(column: ColumnElement[float]) -> ColumnElement[float | None]:

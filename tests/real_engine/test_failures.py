@@ -369,5 +369,5 @@ def test_a_start_with_too_little_cache_is_a_sizing_error(
     assert failed.event["confidence"] == "certain"
     assert "KV cache" in str(failed.event["evidence"])
     assert failed.deaths == ["SIZING_ERROR"]
-    assert failed.probes_before == (200, 503, "loading")
+    assert failed.probes_before == (200, 503, "unreachable")
     assert failed.probes_after == (503, 503, "dead")

@@ -7,7 +7,6 @@ from decimal import ROUND_FLOOR, Decimal
 from itertools import pairwise
 from math import fsum
 
-from agent.analysis.cost.weights import Method
 from agent.analysis.efficiency.engine_observation import counter_increase
 from agent.analysis.efficiency.request_activity import TimeRange
 from agent.catalog.gpu_facts import ENERGY
@@ -145,7 +144,7 @@ class Spending:
     bill_usd: float
     cost: Cost | None
     ratios: CostRatios | None
-    methods: frozenset[Method]
+    methods: frozenset[str]
     priced_s: float
     unpriced_s: float
     joules: float | None
@@ -163,7 +162,7 @@ def spending(minutes: Sequence[MinuteRow]) -> Spending:
         bill_usd=bill_usd,
         cost=cost,
         ratios=None if cost is None else _ratios(bill_usd, cost, priced),
-        methods=frozenset(Method(minute.method) for minute in priced),
+        methods=frozenset(minute.method for minute in priced),
         priced_s=fsum(minute.length_s for minute in priced),
         unpriced_s=fsum(minute.length_s for minute in minutes if minute.bill_usd is None),
         joules=_total([minute.joules for minute in minutes]),

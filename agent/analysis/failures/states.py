@@ -12,6 +12,7 @@ from agent.analysis.failures.progress import sleeps
 from agent.catalog.definitions import DEEP_QUEUE
 from agent.catalog.engine_facts import ADMISSION_REJECTIONS, REQUESTS_RUNNING, REQUESTS_WAITING
 from agent.catalog.engine_states import ProbedState
+from agent.catalog.reasons import NO_ANSWER
 from agent.records.engine import EngineSample, EngineStatus
 from agent.records.event import Event, EventKind
 
@@ -28,12 +29,14 @@ class StateDetector:
     def __init__(self, limits: DetectionLimits) -> None:
         self._away_s = _AWAY_HANGS * limits.hang_s
         self._was_healthy = False
+        self._was_there = False
         self._status: EngineStatus | None = None
 
     def observe(self, seen: ComparedPoll, found: Findings) -> Iterable[Event]:
         """Find the state after this poll."""
         was_healthy = self._was_healthy and seen.restart is None
         self._was_healthy = was_healthy or seen.poll.health == HEALTHY
+        self._was_there = self._was_there or _is_there(seen)
         state, why = self._state(seen, found)
         at, last = seen.poll.at, self._status
         since = at if last is None or last.state is not state else last.since
@@ -62,10 +65,20 @@ class StateDetector:
         """The state of an engine that does not respond."""
         failure = seen.poll.failure
         if seen.before_s is None:
-            return ProbedState.LOADING, failure
+            # Nothing may ever have been at this address, such as one with a typing error.
+            never = ProbedState.LOADING if self._was_there else ProbedState.UNREACHABLE
+            return never, failure
         if seen.poll.clock_s - since_s > self._away_s and not core_computes(seen):
             return ProbedState.DEAD, failure
         return ProbedState.UNREACHABLE, failure
+
+
+def _is_there(seen: ComparedPoll) -> bool:
+    """Whether a response, a process, the log or an earlier run's sample shows the engine."""
+    poll, host = seen.poll, seen.poll.host
+    responds = poll.failure not in NO_ANSWER or poll.health is not None
+    has_log = host is not None and host.log is not None and host.log.lines > 0
+    return responds or bool(poll.processes) or has_log or seen.before is not None
 
 
 def _working(before: EngineSample | None, now: EngineSample, *, paused: bool) -> ProbedState:

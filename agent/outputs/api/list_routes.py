@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, HTTPException
 from pydantic import Field
 
-from agent.catalog.engine_states import ENGINE_STATES, ProbedState
+from agent.catalog.engine_states import ENGINE_STATES
 from agent.outputs.api.api_context import ApiContext, ApiQueries
 from agent.outputs.api.base_responses import BaseResponse, Confidence, ListOf
 from agent.outputs.api.problems import ProblemResponse
@@ -57,8 +57,10 @@ class EngineResponse(BaseResponse):
         default=None,
         description="why the proxy sends it no new requests, such as `error 500`; null if it does",
     )
-    state: ProbedState | None = Field(
-        default=None, description="what its probes report; null before the first poll"
+    state: str | None = Field(
+        default=None,
+        description="what its probes report, also a state that only a newer agent knows; null "
+        "before the first poll",
     )
     state_detail: str | None = Field(default=None, description="what the state means")
     state_why: str | None = Field(
@@ -218,8 +220,11 @@ def engine_responses(context: ApiContext) -> list[EngineResponse]:
     ]
 
 
+_MEANINGS = {str(state): each.meaning for state, each in ENGINE_STATES.items()}
+
+
 def _meaning(state: str | None) -> str | None:
-    return None if state is None else ENGINE_STATES[ProbedState(state)].meaning
+    return None if state is None else _MEANINGS.get(state, "only a newer version knows this state")
 
 
 def _age_s(at: float | None, now: float) -> float | None:

@@ -75,9 +75,13 @@ def pool_routes(context: ApiContext) -> APIRouter:
     return router
 
 
+# A newer agent may have further ones.
+_ROLES = frozenset(Role)
+
+
 def _roles(engines: Sequence[Mapping[str, Any]]) -> Mapping[EngineKey, Role]:
     known = ((row["agent"], row["name"], row.get("role")) for row in engines)
-    return {(agent, name): Role(role) for agent, name, role in known if role is not None}
+    return {(agent, name): Role(role) for agent, name, role in known if role in _ROLES}
 
 
 def _response(found: ModelPools) -> ModelPoolsResponse:

@@ -1,6 +1,6 @@
 """The state that probes report: never dead while it computes, and never alive while it stands."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -109,10 +109,28 @@ def test_the_state_of_an_engine_that_worked_before(
     assert polled(*polls).status.state is state
 
 
-@pytest.mark.parametrize("poll", [fails(), fails("timeout"), fails("http_status", health=503)])
-def test_an_engine_that_was_never_seen_loads_however_long_it_takes(poll: Poll) -> None:
+SIGNS: Mapping[str, Poll] = {
+    "a response": fails("http_status", health=503),
+    "a health check alone": fails("timeout", health=503),
+    "a process": fails(host=host(ALL)),
+    "a line of its log": fails(host=host(log=logged(STOP_LINE))),
+}
+
+
+@pytest.mark.parametrize("sign", SIGNS.values(), ids=SIGNS)
+def test_a_first_start_loads_however_long_it_takes(sign: Poll) -> None:
+    engine = polled(*long(fails(), 100), sign, engine=PolledEngine())
+    since = engine.status.since
+    polled(*long(fails(), 1000), engine=engine)
+    status = engine.status
+    assert (status.state, status.since) == (ProbedState.LOADING, since)
+    assert ENGINE_STATES[status.state].alive
+
+
+@pytest.mark.parametrize("poll", [fails(), fails("timeout"), fails(host=host((), log=logged()))])
+def test_an_address_where_no_engine_ever_was_is_unreachable_and_never_dead(poll: Poll) -> None:
     status = polled(*long(poll, 1000), engine=PolledEngine()).status
-    assert status.state is ProbedState.LOADING
+    assert status.state is ProbedState.UNREACHABLE
     assert ENGINE_STATES[status.state].alive
 
 

@@ -92,6 +92,12 @@ def test_what_an_idle_or_lonely_pool_does_not_show_is_unknown(api: Api) -> None:
     assert (found["load_ratio"], found["grow"], found["pools"][0]["load"]) == (None, None, None)
 
 
+def test_a_role_that_only_a_newer_agent_knows_is_in_no_pool(api: Api) -> None:
+    serve(api, prefill_0=counts({RUNNING: 2.0}), encode_0=counts({RUNNING: 2.0}))
+    (found,) = pools(api)
+    assert [each["role"] for each in found["pools"]] == ["prefill"]
+
+
 def test_without_roles_there_are_no_pools(api: Api) -> None:
     serve(api, both_0=counts({RUNNING: 1.0, WAITING: 30.0}))
     assert pools(api) == []
