@@ -108,6 +108,7 @@ Actions = tuple[SetupAction, ...]
 _METRICS_ON: Mapping[str, SetupAction] = {
     "sglang": SetupAction("restart SGLang with the flag", ("--enable-metrics",)),
     "trtllm": SetupAction("in the options of trtllm-serve", ("return_perf_metrics: true",)),
+    "llamacpp": SetupAction("restart llama-server with the flag", ("--metrics",)),
 }
 
 

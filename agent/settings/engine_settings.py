@@ -64,7 +64,7 @@ class EngineSettings(Section):
     """The engine's name, unique among engines. Its spans carry it as `OTEL_SERVICE_NAME`."""
     url: HttpUrl
     """Where the engine answers, as in `http://127.0.0.1:8000`."""
-    kind: Literal["auto", "vllm", "sglang", "tgi", "trtllm"] = "auto"
+    kind: Literal["auto", "vllm", "sglang", "tgi", "trtllm", "llamacpp"] = "auto"
     """The program that runs there; `auto` detects it by its metrics."""
     scrape_interval: Duration = Field(default="5s")  # type: ignore[assignment]
     """Time between two polls."""
@@ -117,7 +117,7 @@ class KubernetesSettings(Section):
     """The engine's port in the pod: its number, or the name that a container gives it."""
     name: Literal["pod", "namespace/pod"] = "pod"
     """What an engine is named after. Its spans must carry the same as `OTEL_SERVICE_NAME`."""
-    kind: Literal["auto", "vllm", "sglang", "tgi", "trtllm"] = "auto"
+    kind: Literal["auto", "vllm", "sglang", "tgi", "trtllm", "llamacpp"] = "auto"
     """The program that runs there; `auto` detects it by its metrics."""
     scrape_interval: Duration = Field(default="5s")  # type: ignore[assignment]
     """Time between two polls of an engine."""

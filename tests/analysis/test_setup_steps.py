@@ -140,7 +140,7 @@ def test_sglang_loads_the_plugin_and_sends_no_spans() -> None:
     assert "vLLM" not in texts(other, StepName.PLUGIN)
 
 
-@pytest.mark.parametrize("program", ["tgi", "trtllm"])
+@pytest.mark.parametrize("program", ["tgi", "trtllm", "llamacpp"])
 def test_other_engines_have_neither_spans_nor_a_plugin(program: str) -> None:
     other = replace(PLAIN, program=program)
     assert names(other, "missing") == ["proxy", "GPU", "price", "model config", "log"]
@@ -157,6 +157,7 @@ def test_other_engines_have_neither_spans_nor_a_plugin(program: str) -> None:
             "trtllm",
             ["return_perf_metrics: true", "curl http://127.0.0.1:8000/prometheus/metrics"],
         ),
+        ("llamacpp", ["--metrics", "curl http://127.0.0.1:8000/metrics"]),
         (None, ["curl http://127.0.0.1:8000/metrics"]),
     ],
 )

@@ -157,7 +157,7 @@ LONG = ((11.0, 148.5, 2951),)
 # Each ends two seconds after a sample, and then the engine idles.
 SHORT = ((8.5, 13.5, 271), (68.5, 13.5, 271), (128.5, 13.5, 271))
 
-at_end = pytest.mark.parametrize("dialect", ["sglang", "tgi", "trtllm"])
+at_end = pytest.mark.parametrize("dialect", ["sglang", "tgi", "trtllm", "llamacpp"])
 
 
 def computed(
@@ -169,8 +169,8 @@ def computed(
         ended = [tokens for begin, length_s, tokens in every if begin + length_s <= at]
         running = sum(begin <= at < begin + length_s for begin, length_s, _ in every)
         begun = sum(begin <= at for begin, *_ in every)
-        # TGI counts a prompt when it comes.
-        prompts = begun if dialect == "tgi" else len(ended)
+        # TGI counts a prompt when it comes, llama.cpp when it is computed.
+        prompts = begun if dialect in ("tgi", "llamacpp") else len(ended)
         counts = {"output": float(sum(ended)), "input": 100.0 * prompts}
         minutes.read_one(at, running=float(running), waiting=0.0, **counts)
     minutes.take(

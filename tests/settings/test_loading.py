@@ -24,7 +24,7 @@ storage: {file: goodput.db, keep_requests: 7d, keep_rollups: 400d}
 engines:
   - name: chat-0                                # unique
     url: http://127.0.0.1:8000
-    kind: auto                                  # auto | vllm | sglang | tgi | trtllm
+    kind: auto                                  # auto | vllm | sglang | tgi | trtllm | llamacpp
     model_config: null                          # path of the model's Hugging Face config.json
     role: both                                  # both | prefill | decode
     gpus: []                                    # NVML indexes or UUIDs
@@ -79,7 +79,7 @@ otlp: {grpc: "4317", http: 4318, forward_to: ftp://h}
 proxy: {listen: "8080"}
 storage: {publish_to: "mysql://h/d", keep_requests: 7, keep_rollups: -1d}
 engines:
-  - {name: a, url: "http://h:1", kind: llamacpp}
+  - {name: a, url: "http://h:1", kind: ollama}
   - {name: a, url: h, role: none, gpu_hour_usd: -1}
   - {url: "http://h:2", scrape_interval: 0s}
 objectives:
@@ -115,8 +115,8 @@ def test_every_problem_is_listed_at_once(tmp_path: Path) -> None:
         ("lisen: {port: 1}", "lisen: is not a known key; did you mean listen?"),
         (
             "engines: [{name: a, url: 'http://h', kind: vlm}]",
-            "engines[0].kind: Input should be 'auto', 'vllm', 'sglang', 'tgi' or 'trtllm' "
-            "(got 'vlm'); did you mean vllm?",
+            "engines[0].kind: Input should be 'auto', 'vllm', 'sglang', 'tgi', 'trtllm' or "
+            "'llamacpp' (got 'vlm'); did you mean vllm?",
         ),
         (
             "objectives: [{name: a, preset: interactiv}]",

@@ -131,7 +131,7 @@ _FAMILIES: tuple[tuple[Metric, str, str], ...] = (
 )
 _HAS_BUCKETS = "0.32.0"
 _VLLM = "vllm"
-_NAMES = {"tgi": "Text Generation Inference", "trtllm": "TensorRT-LLM"}
+_NAMES = {"tgi": "Text Generation Inference", "trtllm": "TensorRT-LLM", "llamacpp": "llama.cpp"}
 
 
 def statistics(evidence: AuditEvidence) -> CheckResult:

@@ -14,7 +14,8 @@ _SERVER_ERRORS = {"http_code": tuple(str(code) for code in range(500, 600))}
 
 TRTLLM = Dialect(
     engine="trtllm",
-    prefixes=("trtllm_",),
+    # Dynamo 0.7 writes the second one, from 0.9 on the first (docs/backends/trtllm/prometheus.md).
+    prefixes=("trtllm_", "trtllm:"),
     # Its `/metrics` is JSON, and each read removes it.
     metrics_path="/prometheus/metrics",
     model_labels=("model_name",),

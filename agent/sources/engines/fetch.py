@@ -225,6 +225,7 @@ _STATUS_MEANS = {
     401: "it wants credentials",
     403: "it refuses access",
     404: "it has no such path",
+    501: "it does not support that; llama.cpp's server needs --metrics",
     502: "a proxy cannot reach the engine",
     503: "it is not ready, or shuts down",
     504: "a proxy got no response of the engine",

@@ -433,6 +433,7 @@ OTHER_ENGINES: dict[str, list[AuditCase]] = {
         for dialect, name in (
             ("tgi", "Text Generation Inference"),
             ("trtllm", "TensorRT-LLM"),
+            ("llamacpp", "llama.cpp"),
         )],
     ],
     "plugin": [

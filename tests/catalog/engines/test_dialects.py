@@ -27,7 +27,7 @@ def test_engines_share_no_prefix() -> None:
 @every_dialect
 def test_no_two_facts_read_the_same_series(dialect: Dialect) -> None:
     keys = [
-        (spelling.series, spelling.number_in, tuple(spelling.only.items()))
+        (spelling.series, spelling.number_in, tuple(spelling.only.items()), spelling.also)
         for spellings in dialect.facts.values()
         for spelling in spellings
     ]

@@ -108,6 +108,7 @@ def test_a_server_that_says_nothing_in_time(engine: EngineServer) -> None:
         (401, "HTTP 401: it wants credentials"),
         (403, "HTTP 403: it refuses access"),
         (302, "HTTP 302: it redirects"),
+        (501, "HTTP 501: it does not support that; llama.cpp's server needs --metrics"),
         (503, "HTTP 503: it is not ready, or shuts down"),
         (418, "HTTP 418"),
     ],
@@ -135,8 +136,8 @@ def test_a_server_without_any_path_of_metrics(engine: EngineServer) -> None:
         (b'{"detail":"Not Found"}', "has JSON, not metrics: '{\"detail\":\"Not Found\"}'"),
         (b"", "has an empty body, no metrics"),
         (b"\xff\xfe\n", "has no metrics but bytes that are no UTF-8 text"),
-        (b"python_info 1\n", "has no series of a known engine (vllm, sglang, tgi, trtllm): are its "
-         "statistics switched on?"),
+        (b"python_info 1\n", "has no series of a known engine (vllm, sglang, tgi, trtllm, "
+         "llamacpp): are its statistics switched on?"),
     ],
 )  # fmt: skip
 def test_a_page_that_is_none_of_an_engine(engine: EngineServer, page: bytes, words: str) -> None:

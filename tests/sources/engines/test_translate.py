@@ -188,6 +188,20 @@ FACTS: dict[str, dict[tuple[Any, ...], Any]] = {
         (fact.REQUESTS_FAILED, "400"): None,
         (fact.MAX_RUNNING_REQUESTS,): 64,
     },
+    # Two requests run and three wait; those that finished had drafts.
+    "llamacpp-11434": {
+        (fact.REQUESTS_RUNNING,): 2,
+        (fact.REQUESTS_WAITING,): 3,
+        (fact.INPUT_TOKENS,): 59 + 88,
+        (fact.CACHED_INPUT_TOKENS,): 88,
+        (fact.OUTPUT_TOKENS,): 60,
+        (fact.STEPS,): 35,
+        (fact.STEP_TOKENS,): 59 + 60,
+        (fact.SPEC_DECODE_DRAFTS,): 15,
+        (fact.SPEC_DECODE_DRAFT_TOKENS,): 42,
+        (fact.SPEC_DECODE_ACCEPTED_BY_POSITION, "2"): 12,
+        (fact.REQUESTS_FINISHED,): None,
+    },
     "trtllm-1.1.0": {(fact.REQUESTS_FINISHED, "stop"): 4, (fact.REQUESTS_FINISHED, "length"): 3},
 }
 
@@ -210,6 +224,7 @@ def test_a_page_gives_its_facts(page: str) -> None:
         ("tgi-3.3.7", None, ...),
         ("trtllm-1.3.0", "org/model-8b", ...),
         ("trtllm-1.1.0", None, ...),
+        ("llamacpp-11434", None, None),
     ],
 )
 def test_a_page_names_its_model_and_its_start(
@@ -265,6 +280,13 @@ def test_a_page_gives_its_histograms(
             b'sglang:num_running_reqs{priority="5",tp_rank="0"} 1\n',
             *(fact.REQUESTS_RUNNING, (), 4),
         ),
+        # Dynamo 0.7 puts a prefix before the names of TensorRT-LLM 1.1, which has none.
+        (
+            b'trtllm:request_success_total{finished_reason="stop",model_name="m"} 5.0\n',
+            *(fact.REQUESTS_FINISHED, ("stop",), 5),
+        ),
+        # An older build of llama.cpp's server counts computed prompt tokens alone.
+        (b"llamacpp:prompt_tokens_total 128\n", *(fact.INPUT_TOKENS, (), 128)),
         # Rank 9 is lower than rank 10.
         (
             b'sglang:num_running_reqs{tp_rank="10"} 10\nsglang:num_running_reqs{tp_rank="9"} 9\n',
