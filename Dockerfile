@@ -15,7 +15,7 @@ COPY docs ./docs
 RUN python -m pip wheel --no-deps --wheel-dir "$WHEELS" .
 # Installs only packages that were checked above, and of those only the agent's dependencies.
 RUN python -m venv --without-pip "$VENV" \
- && python -m pip --python "$VENV/bin/python" install --no-index --find-links "$WHEELS" "goodput-agent[clickhouse]"
+ && python -m pip --python "$VENV/bin/python" install --no-index --find-links "$WHEELS" "goodput-agent[clickhouse,postgres]"
 
 FROM ${BASE}
 ARG VENV=/opt/goodput-agent

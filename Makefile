@@ -111,7 +111,7 @@ screenshots: parts install
 	$(BIN)/python -m tests.outputs.page_pictures
 
 # The image's packages are a part of ours, with the same versions.
-COMPILE := $(BIN)/pip-compile --quiet --extra demo --extra clickhouse --generate-hashes --strip-extras \
+COMPILE := $(BIN)/pip-compile --quiet --extra demo --extra clickhouse --extra postgres --generate-hashes --strip-extras \
 	--no-emit-index-url --no-emit-find-links
 
 lock: | $(BIN)/python

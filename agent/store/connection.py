@@ -87,6 +87,7 @@ def in_words(error: BaseException) -> str | None:
 _LOG = logging.getLogger(__name__)
 
 _POSTGRES = "postgresql+psycopg"
+_MISSING = "the driver of PostgreSQL is not installed; run `pip install goodput-agent[postgres]`"
 # A server behind a broken network sends nothing, not even the end of the connection. Milliseconds
 # for the user timeout, seconds for the others: libpq, "Parameter Key Words".
 _POSTGRES_CONNECTION = {
@@ -140,7 +141,10 @@ def _open_postgres(url: URL, pool: Mapping[str, Any]) -> Engine:
     options = {"pool_size": 8, "pool_pre_ping": True, **pool}
     # Options in the URL win.
     connect = {name: value for name, value in _POSTGRES_CONNECTION.items() if name not in url.query}
-    engine = create_engine(url, connect_args=connect, **options)
+    try:
+        engine = create_engine(url, connect_args=connect, **options)
+    except ImportError as error:
+        raise SettingsInvalid([_MISSING]) from error
     event.listen(engine, "connect", _prepare_postgres)
     event.listen(engine, "begin", _begin_postgres)
     event.listen(engine, "before_cursor_execute", _fetch_binary)

@@ -297,12 +297,21 @@ def test_statements_with_lists_of_any_length_leave_no_memory_behind(sqlite: Engi
         assert process.memory_info().rss - before < 20_000_000
 
 
-def test_the_driver_of_clickhouse_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("extra", "driver", "url"),
+    [
+        ("clickhouse", "clickhouse_connect", "clickhousedb://agent:s3cret@db:8123/goodput"),
+        ("postgres", "psycopg", "postgresql://agent:s3cret@db/goodput"),
+    ],
+)
+def test_the_driver_of_a_shared_database_is_an_extra(
+    extra: str, driver: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # None is a module that cannot be imported.
-    monkeypatch.setitem(sys.modules, "clickhouse_connect", None)
+    monkeypatch.setitem(sys.modules, driver, None)
     with pytest.raises(SettingsInvalid) as refusal:
-        open_engine("clickhousedb://agent:s3cret@db:8123/goodput")
-    assert "pip install goodput-agent[clickhouse]" in str(refusal.value)
+        open_engine(url)
+    assert f"pip install goodput-agent[{extra}]" in str(refusal.value)
     assert "s3cret" not in str(refusal.value)
 
 
