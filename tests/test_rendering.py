@@ -19,7 +19,7 @@ main.command()(render)
 ALERTS = {"goodput-agent.yml", "vllm-alone.yml", "alertmanager.yml"}
 DASHBOARDS = {
     f"goodput-{name}.json"
-    for name in ("fleet", "objectives", "operations", "gpus", "capacity", "requests")
+    for name in ("fleet", "objectives", "operations", "gpus", "capacity", "agents", "requests")
 }
 
 KUBERNETES = "deploy/kubernetes/prometheusrule.yaml"

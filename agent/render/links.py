@@ -13,6 +13,7 @@ class DashboardUid(StrEnum):
     OPERATIONS = "goodput-operations"
     CAPACITY = "goodput-capacity"
     GPUS = "goodput-gpus"
+    AGENTS = "goodput-agents"
     REQUESTS = "goodput-requests"
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from inspect import cleandoc
 
 from agent.catalog import metrics as m
@@ -17,9 +18,12 @@ from agent.render.alerts.alert_rule import (
     share_over,
     target_down,
 )
+from agent.render.links import DashboardUid
 from agent.render.promql import eq, value_of
 
 WATCHDOG = "LlmWatchdog"
+
+_alert = partial(Alert, dashboard=DashboardUid.AGENTS)
 
 # The mean wait of a row for its commit from which on the store is behind, and the mean number of
 # waiting rows below which it is not.
@@ -99,7 +103,7 @@ def watchdog(rules: str) -> Alert:
 
 
 def _down(timings: Timings) -> Alert:
-    return Alert(
+    return _alert(
         name="LlmAgentDown",
         severity=Severity.PAGE,
         expression=target_down(value_of(m.AGENT_INFO), timings.window(DAY_S)),
@@ -112,7 +116,7 @@ def _down(timings: Timings) -> Alert:
 
 
 def _missing() -> Alert:
-    return Alert(
+    return _alert(
         name="LlmAgentsMissing",
         severity=Severity.PAGE,
         expression=f"absent({value_of(m.AGENT_INFO)})",
@@ -126,7 +130,7 @@ def _missing() -> Alert:
 def _rejecting(timings: Timings) -> Alert:
     window, spans = timings.window(15 * MINUTE_S), value_of(m.SPANS)
     rejected = value_of(m.SPANS, eq("outcome", "rejected"))
-    return Alert(
+    return _alert(
         name="LlmAgentSpansRejected",
         severity=Severity.TICKET,
         expression=share_over("0.01", AGENT, window, part=rejected, whole=(spans,)),
@@ -140,7 +144,7 @@ def _rejecting(timings: Timings) -> Alert:
 
 def _losing(loss: _Loss, timings: Timings) -> Alert:
     window = timings.window(15 * MINUTE_S)
-    return Alert(
+    return _alert(
         name=loss.name,
         severity=Severity.TICKET,
         expression=f"sum by (instance, {loss.label}) (increase({value_of(loss.metric)}[{window}]))"
@@ -154,7 +158,7 @@ def _losing(loss: _Loss, timings: Timings) -> Alert:
 
 def _behind(timings: Timings) -> Alert:
     window = timings.window(5 * MINUTE_S)
-    return Alert(
+    return _alert(
         name="LlmAgentStoreBehind",
         severity=Severity.TICKET,
         expression=_rows_wait(window),
@@ -193,7 +197,7 @@ def _rows_wait(window: str) -> str:
 
 
 def _too_late(late: _Late, timings: Timings) -> Alert:
-    return Alert(
+    return _alert(
         name=late.name,
         severity=Severity.TICKET,
         expression=f"max by (instance, {late.label}) ({value_of(late.metric)}) > {_LATE_S:.0f}",
@@ -205,7 +209,7 @@ def _too_late(late: _Late, timings: Timings) -> Alert:
 
 
 def _publishing_behind() -> Alert:
-    return Alert(
+    return _alert(
         name="LlmAgentPublishingBehind",
         severity=Severity.TICKET,
         expression=f"max by (instance) ({value_of(m.PUBLISH_LAG)}) > {_LATE_S:.0f}",

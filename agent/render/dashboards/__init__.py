@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from agent.records.objective import Objective
 from agent.render.dashboards import request_sql
-from agent.render.dashboards.agent_panels import AGENT_ROW
+from agent.render.dashboards.agent_panels import AGENT_ROWS
 from agent.render.dashboards.efficiency_panels import CAPACITY_ROWS, EFFICIENCY_ROW, ESTIMATES_ROW
 from agent.render.dashboards.engine_panels import ENGINE_ROWS
 from agent.render.dashboards.fleet_panels import fleet_rows
@@ -26,7 +26,6 @@ from agent.render.dashboards.grafana_json import (
 )
 from agent.render.dashboards.objective_panels import objective_rows
 from agent.render.dashboards.panel_parts import Dashboard, PanelRow, Query
-from agent.render.dashboards.pool_panels import POOL_ROW
 from agent.render.dashboards.request_panels import REQUEST_ROWS
 from agent.render.dashboards.scaling_panels import SCALING_ROW
 from agent.render.links import DashboardUid
@@ -44,6 +43,12 @@ def render_dashboards(objectives: Sequence[Objective]) -> Mapping[str, str]:
 
 def all_dashboards(objectives: Sequence[Objective]) -> Iterator[Dashboard]:
     """Every dashboard."""
+    yield from _of_services(objectives)
+    yield from _of_resources()
+    yield _requests()
+
+
+def _of_services(objectives: Sequence[Objective]) -> Iterator[Dashboard]:
     yield _on_prometheus(
         DashboardUid.FLEET,
         "Goodput / Fleet",
@@ -60,9 +65,12 @@ def all_dashboards(objectives: Sequence[Objective]) -> Iterator[Dashboard]:
     yield _on_prometheus(
         DashboardUid.OPERATIONS,
         "Goodput / Engines",
-        "Latency of users by engine, and the state of each engine.",
-        (*ENGINE_ROWS, POOL_ROW, AGENT_ROW),
+        "Health, latency and load of each engine, and its details.",
+        ENGINE_ROWS,
     )
+
+
+def _of_resources() -> Iterator[Dashboard]:
     yield _on_prometheus(
         DashboardUid.GPUS,
         "Goodput / GPUs",
@@ -76,7 +84,12 @@ def all_dashboards(objectives: Sequence[Objective]) -> Iterator[Dashboard]:
         (SCALING_ROW, *CAPACITY_ROWS),
         hours=6,
     )
-    yield _requests()
+    yield _on_prometheus(
+        DashboardUid.AGENTS,
+        "Goodput / Agents",
+        "Health of the agents themselves: what they read, store and send.",
+        AGENT_ROWS,
+    )
 
 
 def _on_prometheus(

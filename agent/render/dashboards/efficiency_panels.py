@@ -330,7 +330,6 @@ ESTIMATES_ROW = PanelRow(
             },
         ),
     ),
-    closed=True,
 )
 
 _ROOM = (

@@ -1,25 +1,24 @@
-"""Panels on engines: queue, batch, caches, latencies, throughput, speculative decoding, health."""
+"""Panels on engines: health, queue, batch, caches, throughput, speculative decoding, host."""
+
+from collections.abc import Iterable
+from dataclasses import replace
 
 from agent.catalog import engine_facts as fact
 from agent.catalog import host_facts
 from agent.catalog import metrics as m
 from agent.catalog.definitions import FULL_CACHE, UNEVEN_RANKS
 from agent.catalog.metric import Metric
+from agent.render.dashboards.latency_panels import LATENCY_ROWS, OWN_LATENCY_ROW, P95_BY_ENGINE
 from agent.render.dashboards.panel_parts import (
     ENGINE,
     ENGINE_MODEL,
-    HEATMAP,
-    OBJECTIVE,
     RATE,
-    SHARES,
     STACKED,
     STATES,
-    Link,
     Panel,
     PanelRow,
     PanelUnit,
     Query,
-    buckets,
     by_engine,
     gauge,
     increase,
@@ -27,7 +26,6 @@ from agent.render.dashboards.panel_parts import (
     max_by,
     per_engine,
     percentiles,
-    quantile,
     rate,
     ratio,
     sum_by,
@@ -35,136 +33,8 @@ from agent.render.dashboards.panel_parts import (
     total,
     warn_above,
 )
-from agent.render.promql import by, eq
-
-_SLOWEST_REQUESTS = Link(
-    "The slowest requests of this engine",
-    "/d/goodput-requests?${__url_time_range}&var-engine=${__field.labels.engine}",
-)
-
-_LIMITED = (
-    ("Time to first token", m.TTFT, "ttft", "Arrival to the first token, queue included."),
-    ("Time per output token", m.TPOT, "tpot", "The pace of the stream after its first token."),
-    ("End-to-end time", m.DURATION, "e2e", "Arrival to the last token."),
-)
-_SPEED = Panel(
-    "Speed of a stream",
-    "Output tokens per second that one user sees after the first token. 95 % of the streams are at "
-    "least as fast as p5.",
-    PanelUnit.PER_SECOND,
-    tuple(
-        Query(f"1 / ({quantile(share, m.TPOT, ())} > 0)", name)
-        for share, name in ((0.5, "p50"), (0.95, "p5"), (0.99, "p1"))
-    ),
-)
-_LATENCY = (
-    *(
-        Panel(
-            title,
-            f"{text} By vantage: `proxy` is what users get, by the agent's proxy or vLLM's plugin. "
-            "The dashed line is the limit of an objective, the points are traces of single "
-            "requests.",
-            PanelUnit.SECONDS,
-            (
-                *percentiles(metric, ("vantage",), "{{vantage}} ", traces=True),
-                max_by(OBJECTIVE, m.SLO_LIMIT, "limit", eq("measure", measure)),
-            ),
-        )
-        for title, metric, measure, text in _LIMITED
-    ),
-    Panel(
-        "Times to first token",
-        "Number of requests in every bucket. Two bands are two kinds of requests, which no "
-        "percentile shows.",
-        PanelUnit.SECONDS,
-        (Query(by(("le",), buckets(m.TTFT)), "{{le}}", exemplars=True),),
-        style=HEATMAP,
-    ),
-    Panel(
-        "Between tokens",
-        "Gaps between chunks with tokens, and the longest gap of each request. Only by the "
-        "plugin or the proxy; a chunk may hold several tokens.",
-        PanelUnit.SECONDS,
-        (
-            *percentiles(m.CHUNK_GAP, (), "gap "),
-            *percentiles(m.MAX_GAP, (), "longest of a request "),
-        ),
-    ),
-    _SPEED,
-)
-
-P95_BY_ENGINE = tuple(
-    Panel(
-        f"p95 of {name} by engine",
-        "One line far above the others is one replica in trouble; all lines together are load.",
-        PanelUnit.SECONDS,
-        (per_engine(quantile(0.95, metric, ENGINE_MODEL)),),
-        links=(_SLOWEST_REQUESTS,),
-    )
-    for name, metric in (
-        ("time to first token", m.TTFT),
-        ("time per output token", m.TPOT),
-        ("end-to-end time", m.DURATION),
-    )
-)
-
-_PHASES = (
-    Panel(
-        "Share of time by phase",
-        "The share of each phase in the time that requests spent in engines. Queue is a lack of "
-        "capacity, prefill is long prompts, decode is long outputs and large batches.",
-        PanelUnit.SECONDS,
-        tuple(
-            Query(f"sum({summed(metric)})", name)
-            for name, metric in (("queue", m.QUEUE), ("prefill", m.PREFILL), ("decode", m.DECODE))
-        ),
-        style=SHARES,
-    ),
-    *(
-        Panel(title, text, PanelUnit.SECONDS, percentiles(metric, ()))
-        for title, metric, text in (
-            ("Time in the queue", m.QUEUE, "Arrival at the engine to its first scheduling."),
-            ("Time in prefill", m.PREFILL, "First scheduling to the first token."),
-            ("Time in decode", m.DECODE, "First token to the last one."),
-            (
-                "First token that is not reasoning",
-                m.FIRST_VISIBLE,
-                "The wait of a user who sees no reasoning. Only by the plugin or the proxy.",
-            ),
-            (
-                "What the front adds",
-                m.HOLDBACK,
-                "Time from the engine's first token to the user's: front, parsers and, by a proxy, "
-                "network. Needs the plugin, or the proxy and the engine's spans.",
-            ),
-        )
-    ),
-)
-
-_OWN_LATENCY = tuple(
-    Panel(
-        f"Engine's {name}",
-        f"{text} In the engine's own buckets, which are coarse: use it if no spans arrive.",
-        PanelUnit.SECONDS,
-        percentiles(metric, ENGINE, "{{engine}} "),
-    )
-    for name, metric, text in (
-        ("time to first token", fact.TIME_TO_FIRST_TOKEN, "Aborted requests are included."),
-        ("gap between outputs", fact.INTER_TOKEN_LATENCY, "Between outputs of one request."),
-        ("time per output token", fact.TIME_PER_OUTPUT_TOKEN, "Mean of each request."),
-        ("end-to-end time", fact.REQUEST_DURATION, "Of requests that finished."),
-        ("time in the queue", fact.QUEUE_TIME, "Of requests that finished."),
-        ("time in prefill", fact.PREFILL_TIME, "Of requests that finished."),
-        ("time in decode", fact.DECODE_TIME, "Of requests that finished."),
-    )
-)
-
-LATENCY_ROWS = (
-    PanelRow("Latency that users got", _LATENCY),
-    PanelRow("By engine", P95_BY_ENGINE),
-    PanelRow("Where a request's time goes", _PHASES),
-)
-OWN_LATENCY_ROW = PanelRow("Latency by the engine's own histograms", _OWN_LATENCY, closed=True)
+from agent.render.dashboards.pool_panels import POOL_ROW
+from agent.render.promql import by
 
 
 def _rate(metric: Metric) -> str:
@@ -257,7 +127,7 @@ _PANELS = (
     ),
 )
 
-KV_TRANSFER_ROW = PanelRow("KV transfer and offload", _PANELS, closed=True)
+KV_TRANSFER_ROW = PanelRow("KV transfer and offload", _PANELS)
 
 
 RUNNING = by(ENGINE_MODEL, gauge(fact.REQUESTS_RUNNING))
@@ -276,7 +146,6 @@ RUNNING_AND_WAITING = Panel(
     ),
 )
 _QUEUE = (
-    RUNNING_AND_WAITING,
     Panel(
         "Waiting by reason",
         "Requests that wait, by the engine's own reasons.",
@@ -315,18 +184,34 @@ _QUEUE = (
         PanelUnit.PER_SECOND,
         (by_engine(fact.PREEMPTIONS),),
     ),
+    Panel(
+        "Time since the last step",
+        "Since a step of the engine came from its plugin; it grows while the engine is idle.",
+        PanelUnit.SECONDS,
+        (Query(f"time() - {by(('engine',), gauge(m.PLUGIN_LAST_STEP), 'max')}", "{{engine}}"),),
+    ),
+    Panel(
+        "Open requests of engines' fronts",
+        "Requests that arrived and have not ended, and those of them whose response began and "
+        "has had no event for 10 s. An engine whose plugin keeps none is not shown.",
+        PanelUnit.NUMBER,
+        (
+            Query(by(("engine",), gauge(m.OPEN_REQUESTS)), "{{engine}} open"),
+            Query(by(("engine",), gauge(m.STALLED_REQUESTS)), "{{engine}} stalled"),
+        ),
+    ),
 )
 
+_KV_IN_USE = Panel(
+    "KV cache in use",
+    "Share of the KV cache held by live requests, of the fullest rank. Full is normal under "
+    "load; full with requests that wait or start over is too small.",
+    PanelUnit.SHARE,
+    (max_by(ENGINE_MODEL, fact.KV_CACHE_USAGE),),
+    thresholds=warn_above(FULL_CACHE),
+    highest=1,
+)
 _CACHES = (
-    Panel(
-        "KV cache in use",
-        "Share of the KV cache held by live requests, of the fullest rank. Full is normal under "
-        "load; full with requests that wait or start over is too small.",
-        PanelUnit.SHARE,
-        (max_by(ENGINE_MODEL, fact.KV_CACHE_USAGE),),
-        thresholds=warn_above(FULL_CACHE),
-        highest=1,
-    ),
     Panel(
         "Prefix cache hits",
         "Share of the tokens looked up in the prefix cache that were found. After a sudden fall "
@@ -350,6 +235,16 @@ _CACHES = (
     ),
 )
 
+_FAILED = Panel(
+    "Requests that failed in the engine",
+    "Failed, aborted and rejected requests, as far as the engine counts them.",
+    PanelUnit.REQUESTS_PER_S,
+    (
+        Query(by(("reason",), rate(fact.REQUESTS_FAILED)), "failed {{reason}}"),
+        total(fact.REQUESTS_ABORTED, "given up"),
+        Query(by(("reason",), rate(fact.ADMISSION_REJECTIONS)), "turned away {{reason}}"),
+    ),
+)
 _THROUGHPUT = (
     Panel(
         "Tokens in and out",
@@ -366,14 +261,11 @@ _THROUGHPUT = (
         style=STACKED,
     ),
     Panel(
-        "Requests that failed in the engine",
-        "Failed, aborted and rejected requests, as far as the engine counts them.",
-        PanelUnit.REQUESTS_PER_S,
-        (
-            Query(by(("reason",), rate(fact.REQUESTS_FAILED)), "failed {{reason}}"),
-            total(fact.REQUESTS_ABORTED, "given up"),
-            Query(by(("reason",), rate(fact.ADMISSION_REJECTIONS)), "turned away {{reason}}"),
-        ),
+        "Responses of other routes",
+        "Responses of engines' fronts that have no row, such as embeddings, by class of "
+        "status. Only an engine's plugin counts them.",
+        PanelUnit.PER_SECOND,
+        (sum_by(("engine", "route", "status"), m.ENGINE_RESPONSES),),
     ),
 )
 
@@ -483,38 +375,22 @@ _HEALTH = (
         thresholds=warn_above(1, "green"),
     ),
     Panel(
-        "Last start by phase",
-        "Seconds of each phase of the last start that the agent saw, from the engine's spans. More "
-        "weights: disk or hub. More compile: a cache that was lost.",
-        PanelUnit.SECONDS,
-        (max_by((*ENGINE, "phase"), m.ENGINE_START),),
-        style=STACKED,
-    ),
-    Panel(
         "Events",
         "Events of engines, by kind. Each is listed with its evidence at /api/v1/events of the "
         "agent.",
         PanelUnit.NUMBER,
         (Query(by((*ENGINE, "kind"), increase(m.ENGINE_EVENTS, RATE)), legend((*ENGINE, "kind"))),),
     ),
+)
+
+_HOST = (
     Panel(
-        "Rotation of the proxy",
-        "Share of the proxy's workers that send new requests to the engine. 0 while it is ejected "
-        "because its requests fail, or unhealthy.",
-        PanelUnit.SHARE,
-        (max_by(ENGINE, m.PROXY_IN_ROTATION),),
-        highest=1,
-    ),
-    Panel(
-        "Ejections and retries",
-        "Ejections of engines by reason, requests that another engine got instead, and requests "
-        "that went to a failing engine because no other one was left.",
-        PanelUnit.PER_SECOND,
-        (
-            sum_by(("engine", "reason"), m.PROXY_EJECTIONS),
-            sum_by(("engine",), m.PROXY_RETRIED, "retried"),
-            total(m.PROXY_FORCED, "no engine left"),
-        ),
+        "Last start by phase",
+        "Seconds of each phase of the last start that the agent saw, from the engine's spans. More "
+        "weights: disk or hub. More compile: a cache that was lost.",
+        PanelUnit.SECONDS,
+        (max_by((*ENGINE, "phase"), m.ENGINE_START),),
+        style=STACKED,
     ),
     Panel(
         "Time since the engine started",
@@ -550,6 +426,31 @@ _HEALTH = (
         PanelUnit.NUMBER,
         (max_by((*ENGINE, "frontend"), fact.FRONTEND),),
     ),
+)
+
+_PROXY = (
+    Panel(
+        "Rotation of the proxy",
+        "Share of the proxy's workers that send new requests to the engine. 0 while it is ejected "
+        "because its requests fail, or unhealthy.",
+        PanelUnit.SHARE,
+        (max_by(ENGINE, m.PROXY_IN_ROTATION),),
+        highest=1,
+    ),
+    Panel(
+        "Ejections and retries",
+        "Ejections of engines by reason, requests that another engine got instead, and requests "
+        "that went to a failing engine because no other one was left.",
+        PanelUnit.PER_SECOND,
+        (
+            sum_by(("engine", "reason"), m.PROXY_EJECTIONS),
+            sum_by(("engine",), m.PROXY_RETRIED, "retried"),
+            total(m.PROXY_FORCED, "no engine left"),
+        ),
+    ),
+)
+
+_WATCHING = (
     Panel(
         "Time of a scrape",
         "How long the agent waited for the engine's exposition.",
@@ -562,16 +463,36 @@ _HEALTH = (
         PanelUnit.NUMBER,
         (max_by((*ENGINE, "fact"), fact.FACT_MISSING),),
     ),
+    Panel(
+        "Plugins that are there",
+        "1 for an engine whose plugin was heard of in the last 30 s. An engine without a "
+        "`plugin_socket` is not shown before its plugin is heard of.",
+        PanelUnit.NUMBER,
+        (Query(by(("engine",), gauge(m.PLUGIN_UP), "max"), "{{engine}}"),),
+    ),
 )
 
+_AT_FIRST = (*P95_BY_ENGINE, RUNNING_AND_WAITING, _KV_IN_USE, _FAILED)
+
+
+def _low(panels: Iterable[Panel], height: int) -> tuple[Panel, ...]:
+    """The panels so low that the first two rows fit on a screen."""
+    return tuple(replace(panel, height=height) for panel in panels)
+
+
 ENGINE_ROWS = (
+    PanelRow("Health", _low(_HEALTH, 6)),
+    PanelRow("Latency and load by engine", _low(_AT_FIRST, 7)),
     *LATENCY_ROWS,
     PanelRow("Queue and batch", _QUEUE),
-    PanelRow("KV cache and prefix cache", _CACHES),
+    PanelRow("Prefix cache", _CACHES),
     PanelRow("Throughput", _THROUGHPUT),
-    PanelRow("Speculative decoding", _SPECULATION, closed=True),
-    PanelRow("Data-parallel ranks and experts", _RANKS, closed=True),
+    PanelRow("Starts, processes and host", _HOST),
+    PanelRow("Proxy", _PROXY),
+    PanelRow("Speculative decoding", _SPECULATION),
+    PanelRow("Data-parallel ranks and experts", _RANKS),
     KV_TRANSFER_ROW,
+    POOL_ROW,
     OWN_LATENCY_ROW,
-    PanelRow("Health", _HEALTH),
+    PanelRow("Scrapes and plugins", _WATCHING),
 )

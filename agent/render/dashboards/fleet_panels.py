@@ -10,12 +10,9 @@ from agent.catalog import metrics as m
 from agent.catalog.definitions import DEEP_QUEUE, FULL_CACHE
 from agent.records.objective import Objective
 from agent.records.request import FAILED
-from agent.render.dashboards.engine_panels import (
-    P95_BY_ENGINE,
-    RUNNING_AND_WAITING,
-    STATE_OF_ENGINES,
-)
+from agent.render.dashboards.engine_panels import RUNNING_AND_WAITING, STATE_OF_ENGINES
 from agent.render.dashboards.grafana_json import FIRING
+from agent.render.dashboards.latency_panels import P95_BY_ENGINE
 from agent.render.dashboards.objective_panels import (
     ATTAINMENT_OVER_TIME,
     JUDGED,

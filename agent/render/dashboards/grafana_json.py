@@ -236,6 +236,8 @@ COLUMNS = 24
 TAG = "goodput-agent"
 
 _ROW_HEIGHT = 1
+# Grafana runs the queries of a collapsed row when it is opened.
+_OPEN_ROWS = 2
 # The style of a limit: a dashed red line.
 _LIMIT = {
     "matcher": {"id": "byRegexp", "options": "/(limit|target|maximum)$/"},
@@ -295,22 +297,24 @@ def _links_to_others() -> dict[str, Any]:
 
 def _placed(rows: tuple[PanelRow, ...]) -> Iterator[dict[str, Any]]:
     y = 0
-    for row in rows:
+    for row in rows[:_OPEN_ROWS]:
         panels = list(_flowing(row, y + _ROW_HEIGHT))
-        yield _heading(row, y, panels if row.closed else [])
-        if not row.closed:
-            yield from panels
+        yield _heading(row, y)
+        yield from panels
         y = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
+    for row in rows[_OPEN_ROWS:]:
+        yield _heading(row, y, list(_flowing(row, y + _ROW_HEIGHT)))
+        y += _ROW_HEIGHT
 
 
-def _heading(row: PanelRow, y: int, inside: list[dict[str, Any]]) -> dict[str, Any]:
+def _heading(row: PanelRow, y: int, inside: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     return {
         "id": stable_id(f"row: {row.title}"),
         "type": "row",
         "title": row.title,
-        "collapsed": row.closed,
+        "collapsed": bool(inside),
         "gridPos": {"x": 0, "y": y, "w": COLUMNS, "h": _ROW_HEIGHT},
-        "panels": inside,
+        "panels": [*inside],
     }
 
 

@@ -195,9 +195,9 @@ def objective_rows(objectives: Sequence[Objective]) -> tuple[PanelRow, ...]:
             "Error budget",
             (ATTAINMENT_OVER_TIME, burn_rate(objectives), budget_over_time(objectives)),
         ),
+        PanelRow("What breaks the promise", tuple(_reasons(objectives))),
         PanelRow("Goodput against throughput", _GOODPUT),
         PanelRow("Without rows", (_BOUNDS,)),
-        PanelRow("What breaks the promise", tuple(_reasons(objectives))),
     )
 
 
@@ -283,7 +283,7 @@ def attainment_now(objectives: Sequence[Objective]) -> Panel:
     return Panel(
         "Attainment",
         "Share of the judged requests of the time shown that met every limit. Below the target the "
-        "objective is missed; the last row shows the reasons.",
+        "objective is missed; the dashboard of objectives shows what breaks it.",
         PanelUnit.SHARE,
         (Query(attainment, "{{objective}}", instant=True),),
         style=STAT,

@@ -237,11 +237,10 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class PanelRow:
-    """Panels under a heading. A `closed` row hides its panels until a click opens it."""
+    """Panels under a heading. The first rows of a dashboard are open, the others collapsed."""
 
     title: str
     panels: tuple[Panel, ...]
-    closed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,5 +76,4 @@ POOL_ROW = PanelRow(
             (_of_pool(rate(fact.KV_TRANSFER_BYTES)),),
         ),
     ),
-    closed=True,
 )

@@ -246,7 +246,7 @@ _ONE = (
 
 REQUEST_ROWS = (
     PanelRow("The worst requests", _WORST),
+    PanelRow("One request", _ONE),
     PanelRow("Where attainment is lost", _LOST),
     PanelRow("Conversations", _CONVERSATIONS),
-    PanelRow("One request", _ONE),
 )

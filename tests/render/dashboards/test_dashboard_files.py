@@ -5,7 +5,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qs, urlsplit
@@ -67,7 +67,58 @@ def test_every_variable_in_use_is_declared(dashboard: Json) -> None:
     assert named <= used
 
 
+# Rows
+
+
+@each
+def test_the_rows_after_the_second_are_collapsed_and_hold_their_panels(dashboard: Json) -> None:
+    rows = [row for row in dashboard["panels"] if row["type"] == "row"]
+    opened, collapsed = rows[:2], rows[2:]
+    assert [(row["collapsed"], row["panels"]) for row in opened] == [(False, [])] * 2
+    assert all(row["collapsed"] and row["panels"] for row in collapsed)
+    # As Grafana saves them: a row follows the heading before it, and panels begin below theirs.
+    for before, row in pairwise(collapsed):
+        assert row["gridPos"]["y"] == before["gridPos"]["y"] + 1
+    for row in collapsed:
+        first = row["panels"][0]["gridPos"]
+        assert (first["x"], first["y"]) == (0, row["gridPos"]["y"] + 1)
+
+
+def test_the_first_screen_of_engines_has_their_health_and_what_is_slow_or_full() -> None:
+    engines = ALL["goodput-operations"]
+    first = [
+        panel["title"]
+        for panel in panels(engines)
+        if panel["gridPos"]["y"] + panel["gridPos"]["h"] <= SCREEN
+    ]
+    assert first[:3] == ["State of engines", "Engines up", "Events"]
+    assert {
+        "p95 of time to first token by engine",
+        "Requests running and waiting",
+        "KV cache in use",
+        "Requests that failed in the engine",
+    } <= set(first)
+
+
+def test_panels_of_the_agents_have_a_dashboard_of_their_own() -> None:
+    agents = {panel["title"] for panel in panels(ALL["goodput-agents"])}
+    engines = {panel["title"] for panel in panels(ALL["goodput-operations"])}
+    assert agents & engines == set()
+    about_agents = {
+        uid
+        for uid, dashboard in ALL.items()
+        for question in on_prometheus(dashboard)
+        for name, _ in selectors(question.expression)
+        if name.startswith("llm_agent_")
+    }
+    assert about_agents == {"goodput-agents"}
+
+
 # The fleet
+
+
+# A unit of the grid is 38 pixels, and about 900 of a screen of 1080 are the dashboard's.
+SCREEN = 24
 
 
 def test_the_fleet_fits_on_the_first_screen() -> None:
@@ -75,8 +126,7 @@ def test_the_fleet_fits_on_the_first_screen() -> None:
     found = list(panels(fleet))
     assert len(found) <= 12
     assert [row["collapsed"] for row in fleet["panels"] if row["type"] == "row"] == [False, False]
-    # A unit of the grid is 38 pixels, and about 900 of a screen of 1080 are the dashboard's.
-    assert max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in found) <= 24
+    assert max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in found) <= SCREEN
 
 
 def test_the_columns_of_the_fleet_s_table_have_units_and_colours() -> None:
@@ -155,6 +205,13 @@ def test_alerts_link_to_dashboards_and_variables_that_exist() -> None:
         variables = {variable["name"] for variable in ALL[uid]["templating"]["list"]}
         assert set(re.findall(r"var-(\w+)=", url)) <= variables, url
     assert len(urls) > 20
+    on_agents = {
+        rule["alert"]
+        for group in rules["groups"]
+        for rule in group["rules"]
+        if "/d/goodput-agents" in rule.get("annotations", {}).get("dashboard_url", "")
+    }
+    assert on_agents >= {"LlmAgentDown", "LlmAgentStoreBehind", "LlmAgentJobLate"}
 
 
 def test_thresholds_are_where_alerts_fire() -> None:
