@@ -188,6 +188,9 @@ def _files(settings: Settings) -> Iterator[_NamedFile]:
 
 
 def _engine_files(settings: Settings) -> Iterator[_NamedFile]:
+    kubernetes = settings.engines_from.kubernetes
+    if kubernetes is not None:
+        yield "engines_from.kubernetes.model_config", kubernetes.model_config_path, _open_model
     for number, engine in enumerate(settings.engines):
         section = f"engines[{number}]"
         yield f"{section}.model_config", engine.model_config_path, _open_model

@@ -26,6 +26,7 @@ from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
 from tests.real_parts.span_sender import request_span
 from tests.real_parts.waiting import eventually
+from tests.sources.dcgm.exporter_pages import page_of, row
 from tests.sources.engines.fixture_pages import body
 from tests.sources.engines.wire import EngineServer
 from tests.sources.kubernetes.fake_api_server import TOKEN, FakeApiServer, api_server, pod
@@ -80,7 +81,7 @@ def test_engines_that_were_found_are_beside_those_of_the_settings(
     for name in ("chat-1", "chat-0", "fixed"):
         server.put(pod(name))
     fixed = {"name": "fixed", "url": "http://127.0.0.1:9000"}
-    own = {"kind": "vllm", "scrape_interval": "9s"}
+    own = {"kind": "vllm", "scrape_interval": "9s", "model_config": "/models/chat"}
     found = discovery(tmp_path, engines=[fixed], engines_from=kubernetes(server, account, **own))
     assert engines(found) == {"fixed": "http://127.0.0.1:9000"}
     found.read_first()
@@ -91,6 +92,7 @@ def test_engines_that_were_found_are_beside_those_of_the_settings(
     ]
     chat = found.settings().engines[1]
     assert (chat.kind, chat.scrape_interval) == ("vllm", 9.0)
+    assert (chat.pod, chat.model_config_path) == ("llm/chat-0", Path("/models/chat"))
     assert found.status_text() == "ok"
 
 
@@ -315,3 +317,41 @@ def test_the_running_agent_watches_the_pods_of_now(
             assert (parts["discovery"], parts["engines"]) == ("ok", "ok")
             shown = total(agent.api.exposition(), "llm_agent_discovered_engines", namespace="llm")
             assert shown == len(agent.api.json("/api/v1/engines", {})["items"])
+
+
+def steps(agent: AgentProcess) -> dict[str, Mapping[str, str]]:
+    """What is seen of each engine of the running agent: the state of each step."""
+    try:
+        items = agent.api.json("/api/v1/setup", {})["items"]
+    except requests.RequestException:
+        return {}
+    return {row["engine"]: {s["name"]: s["state"] for s in row["steps"]} for row in items}
+
+
+@pytest.mark.slow
+def test_pods_have_the_gpus_and_prices_that_an_exporter_shows(
+    server: FakeApiServer, account: Path, tmp_path: Path
+) -> None:
+    page = page_of(
+        row("DCGM_FI_DEV_GPU_TEMP", 30, 0, namespace="llm", pod="chat-0"),
+        row("DCGM_FI_DEV_GPU_TEMP", 30, 1, namespace="llm", pod="code-0"),
+    )
+    with EngineServer() as engine:
+        engine.answers("/metrics", body("vllm-0.32.0"))
+        engine.answers("/gpus", page)
+        number = int(engine.address.rpartition(":")[2])
+        for name in ("chat-0", "idle-0"):
+            server.put(pod(name, ip="127.0.0.1"))
+        sections = {
+            "engines_from": kubernetes(server, account, port=number),
+            "dcgm": {"url": f"{engine.url}/gpus"},
+            "prices": [{"gpu": "NVIDIA H200", "gpu_hour_usd": 2.5}],
+        }
+        with AgentProcess.with_settings(tmp_path, AgentPorts.free(), sections) as agent:
+
+            def has_gpus() -> bool:
+                return steps(agent).get("chat-0", {}).get("GPU") == "done"
+
+            eventually(has_gpus, within_s=WITHIN_S, what="a GPU of the pod")
+            assert steps(agent)["chat-0"]["price"] == "done"
+            assert steps(agent)["idle-0"]["GPU"] == "missing"

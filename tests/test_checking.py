@@ -70,7 +70,8 @@ tls: {{ca: {0}/tls/agent.pem}}
 storage:
   file: {0}/run/goodput.db
   publish_to: postgresql://h/d?sslrootcert={0}/tls/agent.pem
-engines_from: {{kubernetes: {{selector: a=b, service_account: {0}/account}}}}
+engines_from:
+  kubernetes: {{selector: a=b, service_account: {0}/account, model_config: {0}/model}}
 """
 
 

@@ -117,9 +117,15 @@ class EngineDiscovery:
     def _engine(self, engine: FoundEngine) -> EngineSettings | None:
         kubernetes = self._kubernetes
         try:
-            found = EngineSettings(name=engine.name, url=engine.url, kind=kubernetes.kind)
-            # As a number: only texts are checked.
-            return found.model_copy(update={"scrape_interval": kubernetes.scrape_interval})
+            found = EngineSettings(
+                name=engine.name, url=engine.url, kind=kubernetes.kind, pod=engine.pod
+            )
+            # As values: only texts are checked.
+            of_all = {
+                "scrape_interval": kubernetes.scrape_interval,
+                "model_config_path": kubernetes.model_config_path,
+            }
+            return found.model_copy(update=of_all)
         except ValidationError as error:
             _LOG.warning("the pod %s is not watched: %s", engine.name, error.errors()[0]["msg"])
             return None

@@ -86,7 +86,10 @@ class GpuJobs:
         source: GpuSource | None = None,
     ) -> None:
         """`source` replaces the one that the settings choose."""
-        self.inventory = GpuInventory({engine.name: engine.gpus for engine in settings.engines})
+        self.inventory = GpuInventory(
+            {engine.name: engine.gpus for engine in settings.engines},
+            {engine.name: engine.pod for engine in settings.engines if engine.pod is not None},
+        )
         self._observations = observations
         self._meter = meter
         self._settings = settings

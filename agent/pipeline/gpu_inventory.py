@@ -53,8 +53,8 @@ class GpuReport:
 
 
 @dataclass(frozen=True, slots=True)
-class _ProcessLink:
-    """The GPUs on which an engine's processes were last found, and their process ids then."""
+class _Link:
+    """The GPUs on which an engine's processes or its pod were last found, and its process ids."""
 
     gpus: frozenset[str] = frozenset()
     pids: frozenset[int] = frozenset()
@@ -65,17 +65,24 @@ class GpuInventory:
 
     The job that reads GPUs calls `update`. Monitors of engines call `take`. An engine owns the GPUs
     of its settings. Each of these is resolved to a UUID once, when a source first shows it. An
-    engine without configured GPUs owns those that its processes are on. This link holds until the
-    engine has processes on other GPUs: a dead engine has none, and a lost GPU lists none.
+    engine without configured GPUs owns those of its pod, or those that its processes are on. This
+    link holds until the pod or the processes have other GPUs: a dead engine has none, and a lost
+    GPU lists none.
     """
 
-    def __init__(self, configured: Mapping[str, Sequence[int | str]]) -> None:
-        """`configured` are the GPUs of each engine in the settings, by index or UUID."""
+    def __init__(
+        self, configured: Mapping[str, Sequence[int | str]], pods: Mapping[str, str] | None = None
+    ) -> None:
+        """`configured` are the GPUs of each engine in the settings, by index or UUID.
+
+        `pods` are the pods of engines, as `namespace/pod`.
+        """
+        self._pods = pods or {}
         self._configured = {engine: tuple(gpus) for engine, gpus in configured.items()}
         self._newest: dict[str, GpuSample] = {}
         self._history: defaultdict[str, deque[GpuSample]] = defaultdict(deque)
         self._xids: defaultdict[str | None, WaitingXids] = defaultdict(WaitingXids)
-        self._links: dict[str, _ProcessLink] = {}
+        self._links: dict[str, _Link] = {}
         # The last sample of each GPU of an earlier run, and the GPUs that this run has read.
         self._remembered: dict[str, GpuSample] = {}
         self._read: set[str] = set()
@@ -124,7 +131,7 @@ class GpuInventory:
         # Drops samples from the future: the clock was set back after they were taken.
         while history and history[-1].at > sample.at:
             history.pop()
-        history.append(replace(sample, facts=facts, processes=None, mig_instances=()))
+        history.append(replace(sample, facts=facts, processes=None, mig_instances=(), pods=None))
         while history[0].at < sample.at - HISTORY_S:
             history.popleft()
 
@@ -239,19 +246,29 @@ class GpuInventory:
     def _gpus_of(self, engine: str) -> frozenset[str]:
         items = self._configured[engine]
         if not items:
-            return self._links.get(engine, _ProcessLink()).gpus
+            return self._links.get(engine, _Link()).gpus
         return frozenset(self._resolved[item] for item in items if item in self._resolved)
 
     def _link(self, engine: str, pids: frozenset[int]) -> None:
+        before = self._links.get(engine, _Link())
+        found = self._of_pod(engine, before) or self._of_processes(pids, before)
+        if found:
+            self._links[engine] = _Link(found, pids)
+
+    def _of_pod(self, engine: str, before: _Link) -> frozenset[str]:
+        pod = self._pods.get(engine)
+        found = {gpu for gpu, sample in self._newest.items() if pod in (sample.pods or ())}
+        # A GPU that cannot be read now names no pods: it may be lost.
+        kept = [sample.gpu for sample in self._samples(before.gpus) if sample.pods is None]
+        return frozenset(found.union(kept) if found else ())
+
+    def _of_processes(self, pids: frozenset[int], before: _Link) -> frozenset[str]:
         found = {gpu for gpu, sample in self._newest.items() if pids & sample.pids()}
-        if not found:
-            return
-        before = self._links.get(engine, _ProcessLink())
-        if before.pids & pids:
+        if found and before.pids & pids:
             # The same engine goes on. It keeps GPUs that list no processes now: they may be lost.
             kept = self._samples(before.gpus)
             found |= {sample.gpu for sample in kept if not sample.lists_all_processes()}
-        self._links[engine] = _ProcessLink(frozenset(found), pids)
+        return frozenset(found)
 
     def _report(self, engine: str | None, gpus: Iterable[str]) -> GpuReport:
         samples = self._samples(gpus)

@@ -35,6 +35,7 @@ class GpuSample:
 
     Facts that the GPU does not report are absent. `problem` is a short word when a GPU that was
     read before cannot be read; `facts` then hold `gpu_up` and the counts of Xid errors only.
+    `pods` are the pods that have the GPU, as `namespace/pod`; None if that is not known.
     """
 
     gpu: str
@@ -45,6 +46,7 @@ class GpuSample:
     processes: ProcessMemory | None = None
     mig_instances: tuple[MigInstance, ...] = field(default=())
     problem: str | None = None
+    pods: frozenset[str] | None = None
 
     def fact(self, name: str, *labels: str) -> float | None:
         """The value of one fact, or None if the GPU did not report it."""
@@ -80,6 +82,7 @@ class GpuSample:
             processes=None,
             mig_instances=(),
             problem=problem,
+            pods=None,
         )
 
 

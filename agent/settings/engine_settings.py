@@ -74,7 +74,9 @@ class EngineSettings(Section):
     role: Literal["both", "prefill", "decode"] = "both"
     """The phases that run on this engine."""
     gpus: tuple[Gpu, ...] = ()
-    """Indexes or UUIDs of its GPUs; empty: those that its processes are on."""
+    """Indexes or UUIDs of its GPUs; empty: those that its processes are on, or that its pod has."""
+    pod: str | None = Field(default=None, pattern=r"^[a-z0-9.-]+/[a-z0-9.-]+$", max_length=320)
+    """Its pod as `namespace/pod`: it owns the GPUs that a dcgm-exporter shows as the pod's."""
     parallelism: ParallelismSettings | None = None
     dtype: Annotated[str, known(WeightDtype)] | None = None
     """Type of the weights if not the config's: bf16, fp16, fp32, fp8, int8, int4 or fp4."""
@@ -121,6 +123,8 @@ class KubernetesSettings(Section):
     """The program that runs there; `auto` detects it by its metrics."""
     scrape_interval: Duration = Field(default="5s")  # type: ignore[assignment]
     """Time between two polls of an engine."""
+    model_config_path: Path | None = Field(default=None, alias="model_config")
+    """The `config.json` of these pods' model, or its folder. Without it efficiency is unknown."""
     api: HttpUrl | None = None
     """The API server; null: that of the cluster in which the agent runs."""
     service_account: str = "/var/run/secrets/kubernetes.io/serviceaccount"

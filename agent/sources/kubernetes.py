@@ -159,10 +159,11 @@ Pod = Mapping[str, Any]
 
 
 class FoundEngine(NamedTuple):
-    """The name of an engine, and its URL."""
+    """The name of an engine, its URL, and its pod as `namespace/pod`."""
 
     name: str
     url: str
+    pod: str
 
 
 def engine_of(pod: Pod, port: int | str, *, with_namespace: bool) -> FoundEngine | None:
@@ -172,9 +173,9 @@ def engine_of(pod: Pod, port: int | str, *, with_namespace: bool) -> FoundEngine
     if number is None or not address or not _was_ready(pod):
         return None
     meta = pod["metadata"]
-    name = f"{meta['namespace']}/{meta['name']}" if with_namespace else meta["name"]
+    whole = f"{meta['namespace']}/{meta['name']}"
     shown = f"[{address}]" if ":" in address else address
-    return FoundEngine(name, f"http://{shown}:{number}")
+    return FoundEngine(whole if with_namespace else meta["name"], f"http://{shown}:{number}", whole)
 
 
 def _port(pod: Pod, name: str) -> int | None:

@@ -1,6 +1,7 @@
 """The Helm chart, rendered by the real Helm."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,14 @@ DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 PODS = ("vllm", "your-vllm", "node")  # values that render pods
 URL = "postgresql://goodput:password@db/goodput"
 SERVE = "serve.enabled=true serve.database.existingSecret=x"
+
+# What the kubelet fills in.
+FIELDS = {
+    "spec.nodeName": "node-a",
+    "status.hostIP": "10.0.0.7",
+    "metadata.name": "chat-0",
+    "metadata.namespace": "llm",
+}
 
 each_name = pytest.mark.parametrize("name", NAMES)
 each_pod = pytest.mark.parametrize("name", PODS)
@@ -73,6 +82,7 @@ def test_kubernetes_and_the_prometheus_operator_accept_every_object(name: str) -
         ("vllm.replica=2", "at '/vllm': additional properties 'replica' not allowed"),
         ("vllm.user=0", "at '/vllm/user': minimum: got 0, want 1"),
         ("podMonitor.enabled=yes", "at '/podMonitor/enabled': got string, want boolean"),
+        ("dcgm.url=node:9400", "at '/dcgm/url': 'node:9400' does not match pattern"),
         ("alerts.grafana=grafana", "at '/alerts/grafana': 'grafana' does not match pattern"),
         ("settings.listen.port=1", "settings: listen and proxy.listen follow from the chart's"),
         ("tokens.existingSecret=", "tokens: set existingSecret to the name of a Secret"),
@@ -134,7 +144,11 @@ def settings_of(name: str, folder: Path) -> Settings:
             secret = made.get(source["secretKeyRef"]["name"], {"stringData": {"url": URL}})
             environment[each["name"]] = secret["stringData"][source["secretKeyRef"]["key"]]
         elif "fieldRef" in source:
-            environment[each["name"]] = f"<{source['fieldRef']['fieldPath']}>"
+            environment[each["name"]] = FIELDS[source["fieldRef"]["fieldPath"]]
+        else:
+            # As the kubelet does with the variables above.
+            value = re.sub(r"\$\((\w+)\)", lambda name: environment[name[1]], each["value"])
+            environment[each["name"]] = value
     return load(path, environment)
 
 
@@ -146,6 +160,18 @@ def test_the_agent_loads_the_settings_of_a_rendering(name: str, tmp_path: Path) 
     assert (len(settings.engines), found is None) in {(1, True), (0, False)}
     accounts = {"ServiceAccount", "Role", "RoleBinding", "ClusterRole", "DaemonSet"}
     assert found or not accounts & {each["kind"] for each in objects(name)}
+
+
+def test_the_agent_reads_the_gpus_of_its_node_and_knows_its_pod(tmp_path: Path) -> None:
+    on_node = settings_of("node", tmp_path)
+    assert on_node.dcgm.url == "http://10.0.0.7:9400/metrics"
+    beside = settings_of("vllm", tmp_path)
+    assert beside.dcgm.url == "http://nvidia-dcgm-exporter.gpu-operator:9400/metrics"
+    assert beside.engines[0].pod == "llm/chat-0"
+    # The engine's own settings stay.
+    assert (beside.engines[0].name, beside.engines[0].url) == ("chat-0", "http://127.0.0.1:8000")
+    without = settings_of(YOURS, tmp_path)
+    assert (without.dcgm.url, without.engines[0].pod) == (None, None)
 
 
 def test_the_chart_takes_the_url_of_clickhouse() -> None:
@@ -449,7 +475,7 @@ def test_the_agent_of_a_node_looks_for_the_pods_of_its_node(tmp_path: Path) -> N
     settings = settings_of("node", tmp_path)
     found = settings.engines_from.kubernetes
     assert found is not None
-    assert (settings.name, found.node) == ("<spec.nodeName>", "<spec.nodeName>")
+    assert (settings.name, found.node) == ("node-a", "node-a")
     assert (found.selector, found.port) == ("app=chat,tier in (gold)", "http")
     assert (found.namespaces, found.name) == (("prod", "test"), "namespace/pod")
     assert settings.security.ingest_tokens == Path("/etc/goodput-agent-tokens/ingest")

@@ -83,7 +83,9 @@ def notes(*values: str) -> str:
 
 
 def test_the_notes_say_what_is_missing_and_where_spans_go() -> None:
-    missing = ("makes no pod", "create secret", "rows end", "podMonitor", "alerts.enabled")
+    missing = (
+        "makes no pod", "create secret", "rows end", "podMonitor", "alerts.enabled", "dcgm.url",
+    )  # fmt: skip
     said = notes()
     assert "create secret generic goodput-agent-tokens --from-literal=read=" in said
     assert all(each in said for each in missing)
@@ -93,7 +95,7 @@ def test_the_notes_say_what_is_missing_and_where_spans_go() -> None:
     assert "makes no pod" not in on_nodes
     whole = notes(
         "vllm.enabled=true", "tokens.read=0123456789abcdef", "data.createClaim=true",
-        "podMonitor.enabled=true", "alerts.enabled=true", "alerts.runbooks=https://r.test/x",
+        "podMonitor.enabled=true", "dcgm.url=http://d:9400", "alerts.enabled=true", "alerts.runbooks=https://r.test/x",
     )  # fmt: skip
     assert "port-forward service/demo-goodput-agent 9470" in whole
     assert not any(each in whole for each in missing)

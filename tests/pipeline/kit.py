@@ -1,6 +1,6 @@
 """Makes inventories of GPUs, hides tables of a database, and reads stored columns."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,7 @@ def sample(
     processes: ProcessMemory | None = None,
     problem: str | None = None,
     at: float = 1.0,
+    pods: Iterable[str] | None = None,
 ) -> GpuSample:
     used, total = (fact.MEMORY_USED.name, ()), (fact.MEMORY_TOTAL.name, ())
     facts: Facts = {} if problem else {used: 60.0 + index, total: 80.0}
@@ -46,6 +47,7 @@ def sample(
         facts=facts,
         processes=processes,
         problem=problem,
+        pods=None if pods is None else frozenset(pods),
     )
 
 

@@ -56,6 +56,56 @@ def test_settings_override_processes() -> None:
     assert taken(known, "chat", 10) == (B,)
 
 
+# By its pod
+
+
+def in_pods(**pods: str) -> Inventory:
+    """An inventory of engines in these pods; GPU C is in the settings of `fixed`."""
+    return Inventory({**dict.fromkeys(pods, ()), "fixed": (C,)}, pods)
+
+
+def test_without_settings_an_engine_has_the_gpus_of_its_pod() -> None:
+    known = in_pods(chat="llm/chat-0", code="llm/code-0")
+    known.read(
+        sample(A, 0, pods=["llm/chat-0"]),
+        sample(B, 1, pods=["llm/chat-0", "llm/code-0"]),
+        sample(C, 2, pods=["other/chat-0"]),
+    )
+    assert gpus_of(known, "chat", "code", "fixed") == [(A, B), (B,), (C,)]
+    known.xid(xid(A))
+    assert len(known.take("chat", ()).xids) == 1
+    assert known.take("code", ()).xids == ()
+
+
+def test_a_pod_that_ended_keeps_its_gpus_until_it_has_others() -> None:
+    known = in_pods(chat="llm/chat-0")
+    known.read(sample(A, 0, pods=["llm/chat-0"]), sample(B, 1, pods=[]))
+    assert taken(known, "chat") == (A,)
+    known.read(sample(A, 0, pods=[]), sample(B, 1, pods=[]))
+    assert taken(known, "chat") == (A,)
+    known.read(sample(A, 0, pods=[]), sample(B, 1, pods=["llm/chat-0"]))
+    assert taken(known, "chat") == (B,)
+
+
+def test_a_pod_keeps_a_gpu_that_is_lost() -> None:
+    known = in_pods(chat="llm/chat-0")
+    known.read(sample(A, 0, pods=["llm/chat-0"]), sample(B, 1, pods=["llm/chat-0"]))
+    known.take("chat", ())
+    known.read(sample(A, 0, problem="gpu_missing"), sample(B, 1, pods=["llm/chat-0"]))
+    assert known.take("chat", ()).problems == {A: "gpu_missing"}
+    assert taken(known, "chat") == (A, B)
+
+
+def test_an_exporter_that_names_no_pods_gives_no_engine_a_gpu() -> None:
+    known = in_pods(chat="llm/chat-0")
+    known.read(sample(A, 0, pods=[]), sample(B, 1))
+    assert taken(known, "chat") == ()
+    # An engine in no pod.
+    alone = inventory(chat=())
+    alone.read(sample(A, 0, pods=["llm/chat-0"]), sample(B, 1))
+    assert taken(alone, "chat") == ()
+
+
 def test_a_dead_engine_keeps_its_gpus() -> None:
     known = inventory(chat=())
     known.read(sample(A, 0, {10: 5}))

@@ -165,6 +165,13 @@ LONGEST_NAME = 100
 _UUID_LABELS = ("UUID", "uuid", "gpu_uuid")
 _NAME_LABELS = ("modelName", "model_name")
 _POD_LABELS = ("pod", "pod_name", "exported_pod", "pod_uid", "vgpu")
+# Namespace and name of the pod that has the GPU: the exporter's usual labels, those of its option
+# --use-old-namespace, and those of a Prometheus that passes them on.
+_PODS = (
+    ("namespace", "pod"),
+    ("pod_namespace", "pod_name"),
+    ("exported_namespace", "exported_pod"),
+)
 _HEX_UUID = re.compile(
     r"(?:GPU-)?([0-9a-f]{8})-?([0-9a-f]{4})-?([0-9a-f]{4})-?([0-9a-f]{4})-?([0-9a-f]{12})",
     re.IGNORECASE | re.ASCII,
@@ -203,6 +210,7 @@ class ExporterGpu:
     instances: tuple[MigInstance, ...]
     xids: XidLevels
     silent: bool
+    pods: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +226,15 @@ class _GpuRows:
     index: int = UNKNOWN_INDEX
     name: str = ""
     profiles: dict[int, str] = field(default_factory=dict)
+    pods: set[str] = field(default_factory=set)
     rows: dict[tuple[int | None, str], Rows] = field(default_factory=dict)
 
     def add(self, entity: Entity, series: str, labels: Mapping[str, str], value: float) -> None:
         self.name = self.name or name_of(labels)
         if self.index == UNKNOWN_INDEX:
             self.index = index_of(labels)
+        if (pod := pod_of(labels)) is not None:
+            self.pods.add(pod)
         if entity.instance is not None:
             self.profiles.setdefault(entity.instance, labels.get("GPU_I_PROFILE", ""))
         self.rows.setdefault((entity.instance, series), []).append((labels, value))
@@ -294,6 +305,7 @@ class _Translation:
             instances=tuple(instances),
             xids=self._xids(),
             silent=not self._values,
+            pods=frozenset(self._rows.pods),
         )
 
     def _all_values(self) -> dict[tuple[int | None, str], float]:
@@ -410,6 +422,14 @@ def index_of(labels: Mapping[str, str]) -> int:
         if found:
             return int(found[1])
     return UNKNOWN_INDEX
+
+
+def pod_of(labels: Mapping[str, str]) -> str | None:
+    """The pod of a row as `namespace/pod`; None if the row is of no pod."""
+    for namespace, pod in _PODS:
+        if labels.get(namespace) and labels.get(pod):
+            return f"{labels[namespace]}/{labels[pod]}"
+    return None
 
 
 def pod_labels(labels: Mapping[str, str]) -> int:

@@ -170,6 +170,7 @@ class DcgmSource:
             at=now,
             facts={(UP.name, ()): 1.0, **gpu.facts, **self._xids.facts(gpu.gpu)},
             mig_instances=gpu.instances,
+            pods=gpu.pods,
         )
 
     def _fail(self, error: ReadFailed, result: _Result) -> None:

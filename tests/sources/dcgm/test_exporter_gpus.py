@@ -219,6 +219,32 @@ def test_a_gpu_with_rows_of_its_own_uses_these() -> None:
     assert instance.gpu_slices == 3
 
 
+@pytest.mark.parametrize(
+    ("labels", "pods"),
+    [
+        ({"namespace": "llm", "pod": "chat-0", "container": "vllm"}, {"llm/chat-0"}),
+        ({"pod_namespace": "llm", "pod_name": "chat-0"}, {"llm/chat-0"}),
+        ({"namespace": "x", "exported_namespace": "llm", "exported_pod": "chat-0"}, {"llm/chat-0"}),
+        ({"namespace": "", "pod": "", "container": ""}, set()),
+        ({"pod": "chat-0"}, set()),
+        ({}, set()),
+    ],
+)
+def test_a_gpu_has_the_pods_of_its_rows(labels: dict[str, str], pods: set[str]) -> None:
+    page = page_of(row("DCGM_FI_DEV_GPU_UTIL", 5, 0, **labels))
+    assert gpu_of(page).pods == pods
+
+
+def test_pods_of_instances_and_those_that_share_a_gpu_are_all_its_pods() -> None:
+    (gpu,) = gpus_of(body("shared-by-pods")).gpus
+    assert gpu.pods == {"n/pod-0", "n/pod-1"}
+    instances = [
+        row("DCGM_FI_DEV_FB_USED", 5, GPU_I_ID=str(n), namespace="llm", pod=f"chat-{n}")
+        for n in (1, 2)
+    ]
+    assert gpu_of(page_of(*instances)).pods == {"llm/chat-1", "llm/chat-2"}
+
+
 def test_rows_for_each_pod_count_once_and_a_pods_part_is_not_the_gpus() -> None:
     found = gpus_of(body("shared-by-pods"))
     (gpu,) = found.gpus

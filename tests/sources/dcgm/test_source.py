@@ -40,6 +40,16 @@ def test_a_poll_gives_a_sample_of_each_gpu(dcgm: ScriptedExporter) -> None:
     assert (dcgm.xids, dcgm.failures) == ([], [])
 
 
+def test_a_sample_has_the_pods_of_its_gpu_and_none_while_it_cannot_be_read(
+    dcgm: ScriptedExporter,
+) -> None:
+    dcgm.poll(row("DCGM_FI_DEV_GPU_TEMP", 30, namespace="llm", pod="chat-0"), temperature(1))
+    assert dcgm.of(0).pods == frozenset({"llm/chat-0"})
+    assert dcgm.of(1).pods == frozenset()
+    dcgm.poll(temperature(1))
+    assert (dcgm.of(0).problem, dcgm.of(0).pods) == ("gpu_missing", None)
+
+
 def test_an_operators_field_is_read_before_those_built_in(exporter: EngineServer) -> None:
     mine = DcgmField(series="MY_CLOCK", fact="gpu_clock_hertz", labels=("sm",), scale=1e6)
     dcgm = ScriptedExporter(exporter, extra_fields=(mine,))

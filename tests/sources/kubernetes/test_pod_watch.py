@@ -257,12 +257,13 @@ def test_a_pipe_in_the_account_is_not_waited_for(
         ApiServer(server.url, account).list("/api/v1/pods", {})
 
 
-def test_an_engine_has_the_name_the_address_and_the_port_of_its_pod() -> None:
-    assert READ(pod("chat-0")) == ("chat-0", "http://10.0.0.1:8000")
-    assert READ(pod("chat-0", ip="fd00::1")) == ("chat-0", "http://[fd00::1]:8000")
-    assert READ(pod("chat-0"), with_namespace=True) == ("llm/chat-0", "http://10.0.0.1:8000")
+def test_an_engine_has_the_name_address_and_port_of_its_pod() -> None:
+    assert READ(pod("chat-0")) == ("chat-0", "http://10.0.0.1:8000", "llm/chat-0")
+    assert READ(pod("chat-0", ip="fd00::1")) == ("chat-0", "http://[fd00::1]:8000", "llm/chat-0")
+    named = READ(pod("chat-0"), with_namespace=True)
+    assert named == ("llm/chat-0", "http://10.0.0.1:8000", "llm/chat-0")
     # A port may be named by any container.
-    assert READ(pod("chat-0"), port="http") == ("chat-0", "http://10.0.0.1:8001")
+    assert READ(pod("chat-0"), port="http") == ("chat-0", "http://10.0.0.1:8001", "llm/chat-0")
     assert READ(pod("chat-0"), port="metrics") is None
     without_status = pod("chat-0")
     del without_status["status"]
@@ -288,7 +289,9 @@ def test_a_pod_is_watched_from_ready_to_its_end(
 
 
 RECORDED = Path(__file__).parent / "recorded"
-CORE_DNS = FoundEngine("coredns-66bc5c9577-jggwc", "http://10.244.0.3:9153")
+CORE_DNS = FoundEngine(
+    "coredns-66bc5c9577-jggwc", "http://10.244.0.3:9153", "kube-system/coredns-66bc5c9577-jggwc"
+)
 
 
 class Replay(BaseHTTPRequestHandler):

@@ -65,12 +65,23 @@ goodput-agent/settings: {{ include "goodput-agent.settings" . | sha256sum | trun
 {{- $key := dict "name" . "key" $.Values.database.key -}}
 {{- $environment = append $environment (dict "name" "GOODPUT_STORAGE__PUBLISH_TO" "valueFrom" (dict "secretKeyRef" $key)) -}}
 {{- end -}}
+{{- $fields := dict -}}
 {{- if eq .Values.mode "node" -}}
-{{- range $name, $field := dict
+{{- $fields = dict
   "GOODPUT_NAME" "spec.nodeName"
   "GOODPUT_ENGINES_FROM__KUBERNETES__NODE" "spec.nodeName"
   "NODE_IP" "status.hostIP" -}}
+{{- else if .Values.dcgm.url -}}
+{{- $fields = dict "NODE_IP" "status.hostIP" "POD_NAME" "metadata.name" "POD_NAMESPACE" "metadata.namespace" -}}
+{{- end -}}
+{{- range $name, $field := $fields -}}
 {{- $environment = append $environment (dict "name" $name "valueFrom" (dict "fieldRef" (dict "fieldPath" $field))) -}}
+{{- end -}}
+{{- with .Values.dcgm.url -}}
+{{- /* The kubelet fills in what stands above. */ -}}
+{{- $environment = append $environment (dict "name" "GOODPUT_DCGM__URL" "value" .) -}}
+{{- if ne $.Values.mode "node" -}}
+{{- $environment = append $environment (dict "name" "GOODPUT_ENGINES__0__POD" "value" "$(POD_NAMESPACE)/$(POD_NAME)") -}}
 {{- end -}}
 {{- end -}}
 {{- with concat $environment .Values.env -}}
