@@ -20,7 +20,6 @@ from agent.command_options import (
 from agent.errors import SettingsInvalid
 from agent.outputs.report.document import (
     READS,
-    Json,
     ReadApi,
     ReportDocument,
     document_of,
@@ -38,6 +37,7 @@ from agent.outputs.report.statements import (
     groups_of,
     period_of,
 )
+from agent.outputs.report.tables import Json
 from agent.outputs.report.texts import moment
 from agent.terminal import echo, progress_bar, without_controls
 

@@ -20,7 +20,8 @@ from agent.analysis.proposals import (
 )
 from agent.command_options import AgentUrl, AsJson, ConfigFile, Last, TokenFile
 from agent.errors import SettingsInvalid
-from agent.outputs.report.document import Json, ReadApi
+from agent.outputs.report.document import ReadApi
+from agent.outputs.report.tables import Json
 from agent.records.request import BY_CLIENT, FAILED
 from agent.settings.settings_model import MAX_OBJECTIVE_NAME, MAX_OBJECTIVES
 from agent.settings.values import did_you_mean

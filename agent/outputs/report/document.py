@@ -3,8 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Protocol
 
+from agent.outputs.report.engine_tables import counted_tables, pools_table, savings_tables
+from agent.outputs.report.tables import PERCENTILES, Json, ReportTable, counted_note
 from agent.outputs.report.texts import (
     dollars,
     evidence_text,
@@ -18,17 +20,6 @@ from agent.outputs.report.texts import (
     words,
 )
 from agent.settings.values import duration_text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportTable:
-    """A table of text; columns are aligned right but for the first one and those of `words`."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    words: frozenset[str] = frozenset()
-    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +45,6 @@ class ReportDocument:
     charts: Sequence[ReportChart]
 
 
-Json = Mapping[str, Any]
-
 DIMENSIONS = ("engine", "model", "tenant", "input_length")
 MOST_GROUPS = 20
 MOST_EVENTS = 100
@@ -72,12 +61,13 @@ class ReadApi(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFigures:
-    """Responses of the API: `groups` by dimension, the newest events first."""
+    """Responses of the API: `groups` by dimension, `pools` by model, the newest events first."""
 
     summary: Json
     objectives: Sequence[Json]
     groups: Mapping[str, Json]
     steps: Sequence[Json]
+    pools: Sequence[Json]
     events: Sequence[Json]
     more_events: bool
 
@@ -100,13 +90,14 @@ def read_figures(
         objectives=get("objectives")["items"],
         groups={by: get("breakdown", by=by, limit=MOST_GROUPS) for by in DIMENSIONS},
         steps=get("timeseries", step=step)["items"] if step else [],
+        pools=get("pools")["items"],
         events=events["items"],
         more_events=events["next"] is not None,
     )
 
 
 # How many responses make a report.
-READS = 4 + len(DIMENSIONS)
+READS = 5 + len(DIMENSIONS)
 
 
 def _step(window_s: float) -> str | None:
@@ -124,10 +115,6 @@ def spending_tables(summary: Json) -> Iterator[ReportTable]:
         yield _cost(summary["cost"])
     if summary["ledger"] is not None:
         yield _ledger(summary["ledger"])
-
-
-def _counted(part: Json) -> str:
-    return f"Minutes from {moment(part['counted_from'])} to {moment(part['counted_until'])}."
 
 
 def _efficiency(summary: Json) -> ReportTable:
@@ -151,7 +138,7 @@ def _efficiency(summary: Json) -> ReportTable:
         ["mean accepted length", number_text(drafts.get("mean_accepted_length"), 2)],
         ["preemptions", number_text(found["preemptions"])],
     ]
-    note = f"{_counted(found)} Only those by hardware are no estimates."
+    note = f"{counted_note(found)} Only those by hardware are no estimates."
     return ReportTable(title="Efficiency", columns=("figure", "value"), rows=rows, note=note)
 
 
@@ -174,7 +161,9 @@ def _cost(cost: Json) -> ReportTable:
     rows = [[name, dollars(cost[field])] for name, field in parts.items()]
     rows.append(["GPU-hours", number_text(cost["gpu_hours"], 3)])
     rows.append(["joules per output token", number_text(cost["joules_per_output_token"], 3)])
-    return ReportTable(title="Cost", columns=("figure", "value"), rows=rows, note=_counted(cost))
+    return ReportTable(
+        title="Cost", columns=("figure", "value"), rows=rows, note=counted_note(cost)
+    )
 
 
 def _ledger(ledger: Json) -> ReportTable:
@@ -198,7 +187,6 @@ def _ledger(ledger: Json) -> ReportTable:
     )
 
 
-_PERCENTILES = ("p50", "p95", "p99")
 _LATENCIES = {
     "time to first token, ms": "ttft_ms",
     "time per output token, ms": "tpot_ms",
@@ -283,12 +271,13 @@ def _tables(figures: ReportFigures) -> Iterator[ReportTable]:
     yield _traffic(summary)
     yield _latencies(summary)
     if (counted := summary["engine_counts"]) is not None:
-        yield _engine_counts(counted)
-        yield _engine_latencies(counted["latencies_ms"])
+        yield from counted_tables(counted)
     yield _causes(summary["cause_details"])
     for by in DIMENSIONS:
         yield _groups(by, figures.groups[by])
     yield from spending_tables(summary)
+    yield from savings_tables((counted or {}).get("savings", ()))
+    yield from map(pools_table, figures.pools)
     yield _events(figures)
 
 
@@ -339,7 +328,7 @@ def _traffic(summary: Json) -> ReportTable:
 
 def _latencies(summary: Json) -> ReportTable:
     rows = [
-        [name, *(milliseconds(summary[field][p]) for p in _PERCENTILES)]
+        [name, *(milliseconds(summary[field][p]) for p in PERCENTILES)]
         for name, field in _LATENCIES.items()
     ]
     speeds = summary["stream_tokens_per_s"]
@@ -348,58 +337,9 @@ def _latencies(summary: Json) -> ReportTable:
     error = share(summary["relative_error"])
     return ReportTable(
         title="Latency",
-        columns=("latency", *_PERCENTILES),
+        columns=("latency", *PERCENTILES),
         rows=rows,
         note=f"Each percentile is within {error} of a real request's value.",
-    )
-
-
-def between(bounds: Json, show: Callable[[float | None], str]) -> str:
-    """Between which values the true one lies."""
-    lower, upper = show(bounds["lower"]), show(bounds["upper"])
-    if bounds["upper"] is None:
-        return f"above {lower}"
-    return lower if lower == upper else f"{lower} to {upper}"
-
-
-def _engine_counts(counted: Json) -> ReportTable:
-    rows = [
-        ["requests", number_text(counted["requests"])],
-        ["of them with a row", share(counted["rows_ratio"])],
-        ["completed requests/s", number_text(counted["throughput_rps"], 3)],
-        ["failed, at least", number_text(counted["failed"])],
-        ["aborted", number_text(counted["aborted"])],
-        ["output tokens/s", number_text(counted["output_tokens_per_s"])],
-        ["input tokens/s", number_text(counted["input_tokens_per_s"])],
-        ["prompt tokens that a cache served", share(counted["cached_ratio"])],
-        ["preemptions", number_text(counted["preemptions"])],
-        ["running requests, mean", number_text(counted["running"])],
-        ["waiting requests, mean", number_text(counted["waiting"])],
-        ["KV cache in use, mean", share(counted["kv_cache_usage"])],
-        ["KV cache in use, most", share(counted["kv_cache_usage_max"])],
-    ]
-    rows += [
-        [f"attainment of {printable(each['objective'])}", between(each, share)]
-        for each in counted["attainment"]
-    ]
-    return ReportTable(
-        title="Counted by the engines themselves",
-        columns=("figure", "value"),
-        rows=rows,
-        note=f"{_counted(counted)} Attainment by histograms lies between two bounds.",
-    )
-
-
-def _engine_latencies(latencies: Json) -> ReportTable:
-    rows = [
-        [name, *(between(each[p], milliseconds) for p in _PERCENTILES), milliseconds(each["mean"])]
-        for name, each in latencies.items()
-    ]
-    return ReportTable(
-        title="Latency by the engines' histograms, ms",
-        columns=("latency", *_PERCENTILES, "mean"),
-        rows=rows,
-        note="A percentile lies between the bounds of its bucket.",
     )
 
 
@@ -494,7 +434,7 @@ def _charts(figures: ReportFigures) -> Iterator[ReportChart]:
         {"goodput": flat("goodput_rps"), "throughput": flat("throughput_rps")},
     )
     for title, field in (("Time to first token", "ttft_ms"), ("Time per output token", "tpot_ms")):
-        lines = {p: [step[field][p] for step in steps] for p in _PERCENTILES}
+        lines = {p: [step[field][p] for step in steps] for p in PERCENTILES}
         yield chart(title, "ms", lines, _limits(figures, field.replace("_ms", "_s"), 1000))
     tokens = {"input": flat("input_tokens_per_s"), "output": flat("output_tokens_per_s")}
     yield chart("Tokens", "tokens/s", tokens)

@@ -14,8 +14,8 @@ from rich.text import Text
 from agent.outputs.report.document import (
     ReportDocument,
     ReportFigures,
-    ReportTable,
 )
+from agent.outputs.report.tables import ReportTable
 from agent.outputs.web import content_policy, vendored
 from agent.terminal import TerminalConsole
 

@@ -10,7 +10,7 @@ from io import StringIO
 from typing import Any
 
 from agent.analysis.cost.bill import BillParts, GroupSpending, StatementLine
-from agent.outputs.report.document import Json, ReportTable
+from agent.outputs.report.tables import Json, ReportTable
 from agent.outputs.report.texts import number_text, printable
 
 CURRENCY = "USD"

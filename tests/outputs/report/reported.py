@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.catalog.causes import Cause
-from agent.outputs.report.document import Json, ReportFigures, read_figures
+from agent.outputs.report.document import ReportFigures, read_figures
+from agent.outputs.report.tables import Json
 from agent.records.event import Confidence, Event, EventKind
 from agent.store.connection import open_engine
 from tests.outputs.api.serving import Api

@@ -15,10 +15,14 @@ import pytest
 
 from agent.analysis.cost.bill import StatementLine
 from agent.catalog.causes import CAUSES, Cause
-from agent.outputs.report.document import ReportFigures, ReportTable, document_of
+from agent.outputs.report.document import ReportFigures, document_of
 from agent.outputs.report.formats import as_json, html_page, markdown, text
 from agent.outputs.report.statements import StatementPeriod, as_csv, as_focus
+from agent.outputs.report.tables import ReportTable
 from tests.outputs.api.serving import open_api
+from tests.outputs.api.test_engine_counts import saving
+from tests.outputs.api.test_pool_routes import RUNNING, WAITING, serve
+from tests.outputs.api.test_pool_routes import counts as gauges
 from tests.outputs.api.traffic import NOW, mixed, verdicts_of
 from tests.outputs.report.reported import figures, filled
 from tests.real_parts.chromium import grave, opened, overflow
@@ -116,6 +120,30 @@ def test_the_counts_are_those_of_the_requests(read: ReportFigures) -> None:
     assert (counted["requests"], counted["completed requests/s"]) == ("20", "3")
     rows = tables(read)["Latency by the engines' histograms, ms"].rows
     assert ["ttft", "0.0 to 500", "500 to 1,000", "500 to 1,000", "300"] in [list(r) for r in rows]
+
+
+def test_whether_caches_and_drafts_pay_and_the_pools_are_shown_where_they_are_known(
+    read: ReportFigures, tmp_path: Path
+) -> None:
+    titles = ("Caches outside the GPU", "Drafts", "Pools of -")
+    assert not tables(read).keys() & {*titles}
+    with open_api(tmp_path) as api:
+        serve(
+            api,
+            prefill_0=gauges({RUNNING: 4.0, WAITING: 10.0}),
+            decode_0=gauges({RUNNING: 8.0, WAITING: 0.5}),
+        )
+        api.store_engine_sample("chat-0", api.agent.now, saving())
+        found = tables(figures(api, "1h"))
+    caches, drafts, pools = (found[title] for title in titles)
+    assert list(caches.rows[0]) == ["chat-0", "400", "100", "25.00 %", "2", "0.5", "pays"]
+    assert list(drafts.rows[0][1:5]) == ["100", "40.00 %", "2.20", "-"]
+    assert list(drafts.rows[0][5:]) == ["0.55 to 2.20", "unknown"]
+    prefill = next(row for row in pools.rows if row[0] == "prefill")
+    assert list(prefill[1:5]) == ["prefill_0", "4", "10", "3.50"]
+    assert pools.note is not None
+    assert pools.note.startswith("Prefill has 3.29 times the load of decode.")
+    assert pools.note.endswith("Add a prefill engine.")
 
 
 def test_the_causes_have_their_seconds_and_what_to_turn(read: ReportFigures) -> None:
