@@ -1,9 +1,12 @@
 """The page's list of requests in a browser: found, filtered, sorted, and on any screen."""
 
 import csv
+import json
 from collections.abc import Iterator
+from datetime import datetime
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page
@@ -288,6 +291,59 @@ def test_a_click_on_a_dot_opens_its_request(browser: Browser, tmp_path: Path) ->
             over.click(position={"x": box["width"] / 2, "y": box["height"] / 2})
             there.html("Facts")
             assert "id=request-1" in there.page.url
+
+
+DOTS = 20_000
+# Squares that were drawn in the scatter.
+COUNT_SQUARES = """() => {
+  const {fillRect} = CanvasRenderingContext2D.prototype;
+  window.squares = 0;
+  CanvasRenderingContext2D.prototype.fillRect = function (...of) {
+    if (this.canvas.closest(".scatter")) window.squares += 1;
+    return fillRect.apply(this, of);
+  };
+}"""
+
+
+def many_dots(api: Api) -> dict[str, Any]:
+    """A response with an hour of dots, one in a hundred of which missed."""
+    found: dict[str, Any] = api.query("scatter", window="1h", by="ttft")
+    begin = datetime.fromisoformat(found["window_from"]).timestamp()
+    at = [begin + 3600 * n / DOTS for n in range(DOTS)]
+    values = [0.05 * 100 ** (n * 7919 % DOTS / DOTS) for n in range(DOTS)]
+    by_verdict = {
+        "met": {"at": at[DOTS // 100 :], "seconds": values[DOTS // 100 :]},
+        "missed": {"at": at[: DOTS // 100], "seconds": values[: DOTS // 100]},
+        "undetermined": {"at": [], "seconds": []},
+    }
+    return {**found, "dots": DOTS, "by_verdict": by_verdict}
+
+
+def test_dots_are_drawn_once_and_not_again_while_a_box_is_drawn(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with open_api(tmp_path) as api, opened_in(browser, f"{api.url}/#events") as there:
+        now, page = api.agent.now, there.page
+        api.store([record(1, started_at=now - 90, ended_at=now - 1)], [objective()])
+        body = json.dumps(many_dots(api))
+        page.route("**/api/v1/scatter?*", lambda route: route.fulfill(body=body))
+        page.evaluate(COUNT_SQUARES)
+        page.evaluate("location.hash = '#requests?window=1h'")
+        there.html("Draw a box around dots")
+        assert page.evaluate("squares") == DOTS
+        box = page.locator(".scatter .u-over").bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + 100, box["y"] + 50)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 400, box["y"] + 150, steps=50)
+        drawn = page.locator(".scatter .u-select").bounding_box()
+        assert drawn is not None
+        assert drawn["width"] == pytest.approx(300, abs=2)
+        assert page.evaluate("squares") == DOTS
+        page.mouse.up()
+        page.get_by_role("button", name="Remove the box").wait_for()
+        assert page.evaluate("squares") == DOTS
+        assert there.problems == []
 
 
 # One request
