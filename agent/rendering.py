@@ -41,8 +41,8 @@ _PLACES = {"dashboards": PROMETHEUS_RULE, "runbooks": f"{PROMETHEUS_RULE} and {V
 
 
 _NO_OBJECTIVES = (
-    "The settings have no objectives. Alerts on the preset {name} fire for agents alone whose "
-    "settings have an objective of this name."
+    "The settings have no objectives, so no alert is on a limit of the preset {name}. Alerts on "
+    "error budgets are on every objective that an agent has."
 )
 _LARGEST = 1_000_000
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")

@@ -6,7 +6,6 @@ config.libsonnet). Its windows are for a period of 30 days and scale with the pe
 tier spends the same share of the budget.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -40,7 +39,10 @@ def error_budget(met: int, missed: int, target: float) -> ErrorBudget:
     return ErrorBudget(met=met, missed=missed, allowed=allowed, left=left)
 
 
-_SCHEME_PERIOD_S = 30 * DAY_S
+SCHEME_PERIOD_S = 30 * DAY_S
+
+# The short window, a twelfth of the long one, ends the alert soon after the failures end.
+_LONG_TO_SHORT = 12
 
 # A tier with a higher threshold would fire only if nearly everything fails.
 MAX_THRESHOLD = Decimal("0.9")
@@ -65,7 +67,15 @@ class Tier:
     @property
     def factor(self) -> Decimal:
         """The burn rate: how many times faster than allowed the budget is spent."""
-        return self.budget_share * Decimal(str(_SCHEME_PERIOD_S)) / Decimal(str(self.long_s))
+        return self.budget_share * Decimal(str(SCHEME_PERIOD_S)) / Decimal(str(self.long_s))
+
+    def long_of(self, period_s: float) -> float:
+        """Length of the long window for a period, in seconds."""
+        return self.long_s * period_s / SCHEME_PERIOD_S
+
+    def short_of(self, period_s: float) -> float:
+        """Length of the short window for a period, in seconds."""
+        return self.long_of(period_s) / _LONG_TO_SHORT
 
 
 TIERS = (
@@ -78,10 +88,7 @@ TIERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Burn:
-    """A tier for one target and period: fires when both windows miss more than `threshold`.
-
-    The short window, a twelfth of the long one, ends the alert soon after the failures end.
-    """
+    """A tier for one target and period: fires when both windows miss more than `threshold`."""
 
     tier: Tier
     long_s: float
@@ -90,7 +97,7 @@ class Burn:
     @property
     def short_s(self) -> float:
         """Length of the short window in seconds."""
-        return self.long_s / 12
+        return self.long_s / _LONG_TO_SHORT
 
     @property
     def reachable(self) -> bool:
@@ -126,21 +133,22 @@ class BurnPlan:
 def plan(target: float, period_s: float) -> BurnPlan:
     """The rules for a target, a share above 0 and below 1, over a period in seconds."""
     budget = 1 - Decimal(str(target))
-    scale = period_s / _SCHEME_PERIOD_S
     burns = [
-        Burn(tier=tier, long_s=tier.long_s * scale, threshold=(tier.factor * budget).normalize())
+        Burn(tier=tier, long_s=tier.long_of(period_s), threshold=(tier.factor * budget).normalize())
         for tier in TIERS
     ]
     kept = tuple(burn for burn in burns if burn.reachable)
     dead = tuple(burn for burn in burns if not burn.reachable)
     # Midway between what the target allows and everything.
     outage = OutageRule(window_s=OUTAGE_WINDOW_S, threshold=(1 + budget) / 2)
-    return BurnPlan(kept, dead, outage if dead or not _pages_soon(kept) else None)
+    return BurnPlan(kept, dead, outage if budget >= outage_budget(period_s) else None)
 
 
-def _pages_soon(burns: Sequence[Burn]) -> bool:
-    times = [burn.detects_in_s(1.0) for burn in burns if burn.tier.pages]
-    return any(time is not None and time <= SLOWEST_PAGE_S for time in times)
+def outage_budget(period_s: float) -> Decimal:
+    """The least budget with an outage rule: its first tier is dead, or slow at a total failure."""
+    first = TIERS[0]
+    slow = Decimal(str(SLOWEST_PAGE_S)) / (first.budget_share * Decimal(str(period_s)))
+    return min(slow, MAX_THRESHOLD / first.factor)
 
 
 def _detects_in_s(threshold: Decimal, window_s: float, missed_ratio: float) -> float | None:

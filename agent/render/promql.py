@@ -82,13 +82,14 @@ def _pattern(glob: str) -> str:
             pieces.append(f"[^{inside[1:]}]" if negated else f"[{inside}]")
             rest = rest[end + 1 :]
             continue
-        pieces.append({"*": ".*", "?": "."}.get(rest[0], _escaped(rest[0])))
+        pieces.append({"*": ".*", "?": "."}.get(rest[0], escaped(rest[0])))
         rest = rest[1:]
     return "".join(pieces)
 
 
-def _escaped(character: str) -> str:
-    return f"\\{character}" if character in _SPECIAL else character
+def escaped(text: str) -> str:
+    """A text as a regular expression of RE2 that matches nothing else."""
+    return "".join(f"\\{each}" if each in _SPECIAL else each for each in text)
 
 
 def published_labels(metric: Metric) -> frozenset[str]:

@@ -4,7 +4,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from textwrap import dedent
@@ -26,6 +26,7 @@ from agent.catalog.metrics import AGENT_METRICS
 from agent.records.objective import Objective
 from agent.render.alerts.alert_files import RULES, VLLM_ALONE, all_alerts
 from agent.render.alerts.alert_rule import Alert, Timings
+from agent.render.alerts.objective_alerts import ALLOWED
 from agent.render.alerts.vllm_alerts import vllm_alerts
 from agent.settings import Settings
 from agent.settings.loading import PREFIX
@@ -396,6 +397,10 @@ _ALERT_HEADER = ("alert", "severity", "holds for", "threshold", "meaning")
 _THRESHOLD = re.compile(
     r"(?<=\s)((?:==|!=|>=|<=|>|<) \d+(?:\.\d+)?(?: \*)?)(?![\d.])(?!(?<=> 0)\))"
 )
+# A burn rate; its second number only leaves out thresholds that cannot be reached.
+_BURN_RATE = re.compile(
+    rf"> on \(objective\) group_left \(\) \((\d+(?:\.\d+)?) \* {ALLOWED} < [\d.]+\)"
+)
 _LABEL = re.compile(r"\{\{ \$labels\.(\w+) \}\}")
 _ABSENT = re.compile(r"^absent\(", re.MULTILINE)
 
@@ -405,14 +410,15 @@ def alerts_page(
 ) -> str:
     """The page in Markdown. `files` are the alerts by file and group; `runbooks` is their folder.
 
-    An objective has alerts of its own: those of the first one stand for all.
+    The limits of an objective have alerts of their own.
     """
     return page(
         "Alerts",
         "Every alert with the thresholds in its expression. `page`: somebody must act now; "
         "`ticket`: in working hours. An alert fires when its expression has been true for as long "
-        "as it holds. The rules here are those of the default objective; `goodput-agent render` "
-        "makes those of yours.",
+        "as it holds. Alerts on error budgets are on every objective that an agent has. Those on "
+        "limits are here of the preset `chat`; `goodput-agent render` makes those of your "
+        "objectives.",
         _alert_parts(files, timings, runbooks),
     )
 
@@ -448,8 +454,10 @@ def _title(alert: Alert) -> str:
 
 def thresholds(expression: str) -> list[str]:
     """The comparisons with numbers of an expression, each once, in their order."""
-    found = [text.replace("*", "* ...") for text in _THRESHOLD.findall(expression)]
-    return list(dict.fromkeys(["no series"] * bool(_ABSENT.search(expression)) + found))
+    shown = _BURN_RATE.sub(r"> \1 * ", expression)
+    found = [text.replace("*", "* ...") for text in _THRESHOLD.findall(shown)]
+    absent = _ABSENT.search(expression) or (not found and "unless" in expression)
+    return list(dict.fromkeys(["no series"] * bool(absent) + found))
 
 
 FOLDER = "docs/reference"
@@ -471,9 +479,11 @@ def render_reference(
     budget_usd: float | None = None,
 ) -> Mapping[str, str]:
     """The texts of all pages by path."""
+    # A preset has no alerts on its limits, and readers look for them here.
+    promised = [replace(objective, is_preset=False) for objective in objectives]
     alerts = {
-        RULES: all_alerts(objectives, timings, budget_usd),
-        VLLM_ALONE: {"vllm-alone": list(vllm_alerts(objectives, timings))},
+        RULES: all_alerts(promised, timings, budget_usd),
+        VLLM_ALONE: {"vllm-alone": list(vllm_alerts(promised, timings))},
     }
     return {
         f"{FOLDER}/metrics.md": metrics_page(),

@@ -63,7 +63,7 @@ def test_alerts_have_the_labels_and_severities_of_the_values() -> None:
     alerts = [rule["labels"] for rule in rules if "alert" in rule]
     assert {labels["severity"] for labels in alerts} == {"page", "warning", "info"}
     assert {labels["cluster"] for labels in alerts} == {"eu-1"}
-    assert {labels.get("objective") for labels in alerts} == {None, "chat"}
+    assert {labels.get("tier") for labels in alerts} == {None, "1", "2", "3", "4"}
     assert all("labels" not in rule for rule in rules if "record" in rule)
 
 

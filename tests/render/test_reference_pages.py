@@ -2,16 +2,17 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import create_engine, inspect
 
 from agent.errors import SettingsInvalid
-from agent.render.alerts import Timings
+from agent.render.alerts import Timings, render_alerts
+from agent.render.alerts.alert_files import RULES, VLLM_ALONE
 from agent.render.reference_pages import (
     Declared,
     Setting,
@@ -26,6 +27,7 @@ from agent.store.table_meanings import MEANINGS
 from agent.store.tables import metadata
 from tests.outputs.prometheus.filled import FULL_SAMPLE, exposition_of, filled_meter
 from tests.published_metrics import METRICS
+from tests.render.alerts.cases import alert_rules
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -166,16 +168,12 @@ def test_the_variable_is_of_the_setting_and_has_the_default(setting: Setting) ->
 # Alerts
 
 
-def test_the_page_has_the_rules_of_the_committed_files() -> None:
+def test_the_page_has_the_rules_of_settings_with_the_objective_of_the_preset() -> None:
     text = committed("alerts.md")
     page = list(rows(text))
-    rules = [
-        rule
-        for file in ("goodput-agent.yml", "vllm-alone.yml")
-        for group in yaml.safe_load((ROOT / "alerts" / file).read_text())["groups"]
-        for rule in group["rules"]
-        if "alert" in rule
-    ]
+    made = render_alerts([replace(each, is_preset=False) for each in Settings().all_objectives()])
+    rules = [rule for file in (RULES, VLLM_ALONE) for rule in alert_rules(made[file])]
+    assert "LlmTtftOverLimit" in {rule["alert"] for rule in rules}
     assert len(page) == len(rules) > 60
     for row, rule in zip(page, rules, strict=True):
         assert row["alert"].startswith(f"[{rule['alert']}")

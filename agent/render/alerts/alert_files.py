@@ -96,9 +96,7 @@ def all_alerts(
 ) -> Mapping[str, list[Alert]]:
     """The alerts of the agent's own rule file, by group; no group is empty."""
     groups = {
-        "goodput-objectives": [
-            alert for objective in objectives for alert in objective_alerts(objective, timings)
-        ],
+        "goodput-objectives": list(objective_alerts(objectives, timings)),
         "goodput-latency": list(all_latency_alerts(objectives, timings)),
         "goodput-requests": list(request_alerts(timings)),
         "goodput-engines": list(engine_alerts(timings)),

@@ -32,6 +32,7 @@ from agent.render.promql import among, eq, histogram_of, like, none_of, value_of
 # ticket's window still contains the misses after that page has ended.
 _HOLD_S, _PAGED_LATELY_S = 10.0 * MINUTE_S, 20 * MINUTE_S
 _WINDOW_S = 10 * MINUTE_S
+_VARIABLES = ("objective", "engine", "model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +73,10 @@ def narrow(match: Match) -> tuple[str, ...]:
 
 
 def all_latency_alerts(objectives: Sequence[Objective], timings: Timings) -> Iterator[Alert]:
-    """The alerts on the limits of every objective."""
+    """The alerts on the limits of every objective; nobody promised those of a preset."""
+    yield _surely_missed(timings)
     for objective in objectives:
-        if not narrow(objective.match):
+        if not (objective.is_preset or narrow(objective.match)):
             yield from _alerts(objective, timings)
 
 
@@ -83,8 +85,6 @@ def _alerts(objective: Objective, timings: Timings) -> Iterator[Alert]:
         limit_s = row.limit_s(objective)
         if limit_s is not None:
             yield _over_limit(objective, row, limit_s, timings)
-    if any(row.limit_s(objective) is not None for row in LATENCIES):
-        yield _surely_missed(objective, timings)
     bound_s = _queue_bound_s(objective)
     if bound_s is not None:
         yield _queue_time(objective, bound_s, timings)
@@ -95,6 +95,8 @@ def _alerts(objective: Objective, timings: Timings) -> Iterator[Alert]:
 def latency_shortcomings(objectives: Iterable[Objective]) -> Iterator[Shortcoming]:
     """The rules of this module that some objectives cannot have."""
     for objective in objectives:
+        if objective.is_preset:
+            continue
         conditions = narrow(objective.match)
         if conditions:
             reason = f"histograms have no label for {' and '.join(conditions)}"
@@ -142,33 +144,36 @@ def _over_limit(
     )
 
 
-def _surely_missed(objective: Objective, timings: Timings) -> Alert:
-    """The alert on an engine none of whose requests has a row."""
+def _surely_missed(timings: Timings) -> Alert:
+    """The alert on an engine none of whose requests has a row, for all objectives."""
     window = timings.window(_WINDOW_S)
-    named = (eq("objective", objective.name), *like("model", objective.match.model))
-    measured = value_of(m.SLO_ENGINE_REQUESTS, *named)
-    above = value_of(m.SLO_ENGINE_REQUESTS, *named, eq("within", m.ABOVE))
-    judged, less = value_of(m.SLO_REQUESTS, *named), _not_of_presets(objective, window)
-    by = "sum by (instance, engine, model, measure)"
-    condition = cleandoc(f"""
-        min by (instance, engine, model) (
-          1 - {by} (rate({above}[{window}]){less})
-            / ({by} (rate({measured}[{window}]){less}) > 0)
-          and
-          {by} (increase({above}[{window}]){less}) >= {MIN_COUNT})
-          < {number(objective.target)}
-        unless on (instance, engine, model)
-        sum by (instance, engine, model) (increase({judged}[{window}])) > 0
-    """)
-    return _ticket(
-        objective,
-        "LlmEngineMissesObjective",
-        condition,
-        f"Requests to {{{{ $labels.model }}}} on {{{{ $labels.engine }}}} surely miss objective "
-        f"{objective.name}",
-        f"By the engine's own histograms at most {{{{ $value | humanizePercentage }}}} of the "
-        f"requests over {window} were within a limit, and {percent(objective.target)} must be. No "
-        "request has a row, so single requests and causes are unknown: see docs/engine-counts.md.",
+    measured = value_of(m.SLO_ENGINE_REQUESTS)
+    above = value_of(m.SLO_ENGINE_REQUESTS, eq("within", m.ABOVE))
+    judged, target = value_of(m.SLO_REQUESTS), value_of(m.SLO_TARGET)
+    less = not_of_presets(window, on=("instance", "objective"))
+    labels = "instance, engine, model, objective"
+    by = f"sum by ({labels}, measure)"
+    return Alert(
+        name="LlmEngineMissesObjective",
+        severity=Severity.TICKET,
+        expression=cleandoc(f"""
+            min by ({labels}) (
+              1 - {by} (rate({above}[{window}]){less})
+                / ({by} (rate({measured}[{window}]){less}) > 0)
+              and
+              {by} (increase({above}[{window}]){less}) >= {MIN_COUNT})
+              < on (objective) group_left () max by (objective) ({target})
+            unless on ({labels})
+            sum by ({labels}) (increase({judged}[{window}])) > 0
+        """),
+        hold_s=_HOLD_S,
+        summary="Requests to {{ $labels.model }} on {{ $labels.engine }} surely miss objective "
+        "{{ $labels.objective }}",
+        description="By the engine's own histograms at most {{ $value | humanizePercentage }} of "
+        f"the requests over {window} were within a limit, and objective {{{{ $labels.objective }}}}"
+        " wants more. No request has a row, so single requests and causes are unknown: see "
+        "docs/engine-counts.md.",
+        variables=_VARIABLES,
     )
 
 
@@ -232,7 +237,7 @@ def _ticket(
         labels={"objective": objective.name},
         summary=summary,
         description=description,
-        variables=("objective", "engine", "model"),
+        variables=_VARIABLES,
     )
 
 

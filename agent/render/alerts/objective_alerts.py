@@ -8,11 +8,16 @@ from inspect import cleandoc
 from agent.analysis.burn_rates import (
     BURN,
     HOLD_S,
+    MAX_THRESHOLD,
     MIN_MISSED,
     OUTAGE,
+    OUTAGE_WINDOW_S,
+    SCHEME_PERIOD_S,
     TIERS,
     Burn,
     OutageRule,
+    Tier,
+    outage_budget,
     plan,
 )
 from agent.catalog import metrics as m
@@ -36,22 +41,26 @@ from agent.render.alerts.alert_rule import (
     span,
     worst,
 )
-from agent.render.promql import among, eq, filled, none_of, quoted, value_of
+from agent.render.promql import among, eq, escaped, filled, none_of, value_of
 
 EXPLAINED = "LlmMissesExplained"
 
 # As long as the window of the quickest alerts on an objective: requests that an engine did not
 # answer in time are counted when it answers again.
 _WINDOW_S = 5 * MINUTE_S
+# Of the share of misses that is allowed.
+_ROUNDED_TO = "0.000001"
 # The remaining share of misses is not an outage by itself.
 _MOST = 0.9
+_MODEL, _OBJECTIVE = "{{ $labels.model }}", "{{ $labels.objective }}"
+_MISSED = value_of(m.SLO_REQUESTS, eq("verdict", Verdict.MISSED))
+_JUDGED = value_of(m.SLO_REQUESTS, among("verdict", (Verdict.MET, Verdict.MISSED)))
 
 
-def explained(objective: Objective, timings: Timings) -> Alert:
+def _explained(timings: Timings) -> Alert:
     """The alert that mutes pages on an objective while pages on engines give the reason."""
     window = timings.window(_WINDOW_S)
-    matchers = (eq("objective", objective.name), eq("verdict", Verdict.MISSED))
-    missed = f"increase({value_of(m.SLO_REQUESTS, *matchers)}[{window}])"
+    missed = f"increase({_MISSED}[{window}])"
     of_engines, of_models = firing(engine_alerts.PAGES), firing(request_alerts.PAGES)
     return Alert(
         name=EXPLAINED,
@@ -64,9 +73,8 @@ def explained(objective: Objective, timings: Timings) -> Alert:
               / (sum by (objective, model) ({missed}) > 0)
               >= {_MOST}
         """),
-        labels={"objective": objective.name},
-        summary=f"Requests to {{{{ $labels.model }}}} miss objective {objective.name} on engines "
-        "that have pages of their own",
+        summary=f"Requests to {_MODEL} miss objective {_OBJECTIVE} on engines that have pages of "
+        "their own",
         description=f"{{{{ $value | humanizePercentage }}}} of the misses over {window} are of "
         "engines with a firing page. This alert is sent to no receiver; from "
         f"{percent(_MOST)} on it mutes the pages on the objective.",
@@ -142,9 +150,8 @@ def _each(series: str) -> str:
 
 
 _LEVEL = "objective_model:llm_slo_missed"
-
-_MISSED = value_of(m.SLO_REQUESTS, eq("verdict", Verdict.MISSED))
-_JUDGED = value_of(m.SLO_REQUESTS, among("verdict", (Verdict.MET, Verdict.MISSED)))
+# The recording of the share of misses that an objective allows.
+ALLOWED = "objective:llm_slo_allowed:ratio"
 
 
 def _worst(verdict: Verdict) -> str:
@@ -184,19 +191,56 @@ def missed_name(window: str) -> str:
     return f"{_LEVEL}:increase{window}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Period:
+    """Rules for objectives of one period; `matchers` select them."""
+
+    window_s: float
+    matchers: str
+
+    def rate(self, window: str) -> str:
+        return f"{ratio_name(window)}{self.matchers}"
+
+    def missed(self, window: str) -> str:
+        return f"{missed_name(window)}{self.matchers}"
+
+
+def _periods(objectives: Sequence[Objective]) -> Iterator[_Period]:
+    """The usual period, also for objectives that no settings have yet, and those of others."""
+    others: dict[float, list[str]] = {}
+    for objective in objectives:
+        if objective.window_s != SCHEME_PERIOD_S:
+            others.setdefault(objective.window_s, []).append(escaped(objective.name))
+    named = [name for names in others.values() for name in names]
+    usual = f"{{{none_of('objective', named).text}}}" if named else ""
+    yield _Period(SCHEME_PERIOD_S, usual)
+    for window_s, names in others.items():
+        yield _Period(window_s, f"{{{among('objective', names).text}}}")
+
+
 def recordings(objectives: Sequence[Objective], timings: Timings) -> Iterator[Recording]:
-    """The shares and numbers of misses over every window of an alert."""
-    plans = [plan(objective.target, objective.window_s) for objective in objectives]
-    long = {burn.long_s for found in plans for burn in found.kept}
-    short = {burn.short_s for found in plans for burn in found.kept}
-    outages = {found.outage.window_s for found in plans if found.outage}
-    every = long | short | outages
-    counted = dict.fromkeys(timings.window(seconds) for seconds in sorted(long | outages))
+    """The allowed share of misses, and shares and numbers of misses over every alert's window."""
+    periods = [period.window_s for period in _periods(objectives)]
+    yield _allowed(periods, timings)
+    long = {tier.long_of(period_s) for period_s in periods for tier in TIERS} | {OUTAGE_WINDOW_S}
+    every = long | {tier.short_of(period_s) for period_s in periods for tier in TIERS}
+    counted = dict.fromkeys(timings.window(seconds) for seconds in sorted(long))
     for window in dict.fromkeys(timings.window(seconds) for seconds in sorted(every)):
         yield Recording(ratio_name(window), _missed_ratio(window))
     for window in counted:
         missed = f"increase({_MISSED}[{window}]){_not_of_presets(window)}"
         yield Recording(missed_name(window), f"sum by (objective, model) ({missed})")
+
+
+def _allowed(periods: Sequence[float], timings: Timings) -> Recording:
+    """The strictest target of all agents decides.
+
+    An agent that is down counts for as long as its misses are in the short window of an alert.
+    1 - 0.9 is less than 0.1 in binary fractions, so the difference is rounded.
+    """
+    window = timings.window(TIERS[-1].short_of(max(periods)))
+    target = f"max by (objective) (last_over_time({value_of(m.SLO_TARGET)}[{window}]))"
+    return Recording(ALLOWED, f"round(1 - {target}, {_ROUNDED_TO})")
 
 
 def _missed_ratio(window: str) -> str:
@@ -212,85 +256,92 @@ def _not_of_presets(window: str) -> str:
     return not_of_presets(window, on=("instance", "objective"))
 
 
-def objective_alerts(objective: Objective, timings: Timings) -> Iterator[Alert]:
-    """Every alert on one objective."""
-    found = plan(objective.target, objective.window_s)
+def objective_alerts(objectives: Sequence[Objective], timings: Timings) -> Iterator[Alert]:
+    """Every alert on objectives: those on budgets hold for whatever objectives agents have."""
     # This alert mutes the others, so it comes first.
-    yield explained(objective, timings)
-    if found.outage:
-        yield _outage(objective, found.outage, timings)
-    for burn in found.kept:
-        yield _burn(objective, burn, timings)
-    yield _undetermined(objective, timings)
-    yield not_published(objective)
-    yield differs(objective)
+    yield _explained(timings)
+    for period in _periods(objectives):
+        yield _outage(period, timings)
+        for tier in TIERS:
+            yield _burn(period, tier, timings)
+    yield _undetermined(timings)
+    yield _target_missing()
+    for objective in objectives:
+        if not objective.is_preset:
+            yield not_published(objective)
+            yield differs(objective)
 
 
-def _burn(objective: Objective, burn: Burn, timings: Timings) -> Alert:
-    long, short = timings.window(burn.long_s), timings.window(burn.short_s)
+def _burn(period: _Period, tier: Tier, timings: Timings) -> Alert:
+    long_s, short_s = tier.long_of(period.window_s), tier.short_of(period.window_s)
+    long, short = timings.window(long_s), timings.window(short_s)
+    factor = number(tier.factor)
+    # A tier that only a total failure could fire is left out.
+    threshold = f"({factor} * {ALLOWED} < {MAX_THRESHOLD})"
     return Alert(
         name=BURN,
-        severity=Severity.PAGE if burn.tier.pages else Severity.TICKET,
-        expression=_missed_more(objective, burn.threshold, (long, short))
-        + _unless_paged(objective, burn, timings),
+        severity=Severity.PAGE if tier.pages else Severity.TICKET,
+        expression=_missed_more(period, threshold, (long, short)) + _unless_paged(tier, short),
         hold_s=HOLD_S,
-        labels={"objective": objective.name, "tier": str(burn.tier.number)},
-        summary=f"{{{{ $labels.model }}}} uses the error budget of objective {objective.name} at "
-        f"{number(burn.tier.factor)} times the allowed rate or more",
-        description=f"{{{{ $value | humanizePercentage }}}} of the judged requests to "
-        f"{{{{ $labels.model }}}} missed objective {objective.name} over {long}; "
-        f"{percent(1 - Decimal(str(objective.target)))} is allowed. Above "
-        f"{percent(burn.threshold)} the budget of {span(objective.window_s)} lasts no longer than "
-        f"{span(objective.window_s / float(burn.tier.factor))}.{_most_on(Verdict.MISSED)}"
-        f"{_most_excess(short)}",
+        labels={"tier": str(tier.number)},
+        summary=f"{_MODEL} uses the error budget of objective {_OBJECTIVE} at {factor} times the "
+        "allowed rate or more",
+        description=f"{_share_missed(long)} At {factor} times that, the budget of "
+        f"{span(period.window_s)} lasts {span(period.window_s / float(tier.factor))}."
+        f"{_most_on(Verdict.MISSED)}{_most_excess(short)}",
         variables=OBJECTIVE,
-        back_s=round(max(burn.long_s, HOUR_S)),
+        back_s=round(max(long_s, HOUR_S)),
         more=_on_worst(Verdict.MISSED),
     )
 
 
-def _unless_paged(objective: Objective, burn: Burn, timings: Timings) -> str:
+def _unless_paged(tier: Tier, window: str) -> str:
     """The end of the expression of a slower page: no page soon after a quicker one.
 
     The misses of a quicker page that has ended are still in the slower page's window. The same
     holds for misses that a page on an engine explains. Tickets have no such end: their windows are
     days.
     """
-    if burn.tier is TIERS[0] or not burn.tier.pages:
+    if tier is TIERS[0] or not tier.pages:
         return ""
     # The alert on an outage has no tier.
-    quicker = (eq("objective", objective.name), among("tier", ("", TIERS[0].number)))
-    lately = fired((OUTAGE, BURN, EXPLAINED), OBJECTIVE, timings.window(burn.short_s), *quicker)
-    return f"\nunless\n{lately}"
+    quicker = among("tier", ("", TIERS[0].number))
+    return f"\nunless\n{fired((OUTAGE, BURN, EXPLAINED), OBJECTIVE, window, quicker)}"
 
 
-def _outage(objective: Objective, outage: OutageRule, timings: Timings) -> Alert:
-    window = timings.window(outage.window_s)
+def _outage(period: _Period, timings: Timings) -> Alert:
+    window = timings.window(OUTAGE_WINDOW_S)
+    allowed = f"({ALLOWED} >= {outage_budget(period.window_s):.6g})"
     return Alert(
         name=OUTAGE,
         severity=Severity.PAGE,
-        expression=_missed_more(objective, outage.threshold, (window,)),
+        expression=_missed_more(period, f"((1 + {allowed}) / 2)", (window,)),
         hold_s=HOLD_S,
-        labels={"objective": objective.name},
-        summary=f"Most requests to {{{{ $labels.model }}}} miss objective {objective.name}",
-        description=f"{{{{ $value | humanizePercentage }}}} of the judged requests to "
-        f"{{{{ $labels.model }}}} missed objective {objective.name} over {window}; "
-        f"{percent(1 - Decimal(str(objective.target)))} is allowed.{_most_on(Verdict.MISSED)}"
-        f"{_most_excess(window)}",
+        summary=f"Most requests to {_MODEL} miss objective {_OBJECTIVE}",
+        description=f"{_share_missed(window)}{_most_on(Verdict.MISSED)}{_most_excess(window)}",
         variables=OBJECTIVE,
         more=_on_worst(Verdict.MISSED),
     )
 
 
-def _missed_more(objective: Objective, threshold: Decimal, windows: tuple[str, ...]) -> str:
-    own = f"{{objective={quoted(objective.name)}}}"
-    shares = [f"{ratio_name(window)}{own} > {number(threshold)}" for window in windows]
-    return "\nand\n".join((*shares, f"{missed_name(windows[0])}{own} >= {MIN_MISSED}"))
+def _share_missed(window: str) -> str:
+    """Sentences on the share of misses, and on the share that is allowed."""
+    allowed = f"{ALLOWED}{{{filled('objective').text}}}"
+    return (
+        f"{{{{ $value | humanizePercentage }}}} of the judged requests to {_MODEL} missed "
+        f"objective {_OBJECTIVE} over {window}; {{{{ range query (printf `{allowed}` "
+        "$labels.objective) }}{{ .Value | humanizePercentage }}{{ end }} is allowed."
+    )
 
 
-def _undetermined(objective: Objective, timings: Timings) -> Alert:
+def _missed_more(period: _Period, threshold: str, windows: tuple[str, ...]) -> str:
+    by_objective = f"> on (objective) group_left () {threshold}"
+    shares = [f"{period.rate(window)}\n  {by_objective}" for window in windows]
+    return "\nand\n".join((*shares, f"{period.missed(windows[0])} >= {MIN_MISSED}"))
+
+
+def _undetermined(timings: Timings) -> Alert:
     window = timings.window(30 * MINUTE_S)
-    named = eq("objective", objective.name)
     return Alert(
         name="LlmVerdictsUndetermined",
         severity=Severity.TICKET,
@@ -298,20 +349,31 @@ def _undetermined(objective: Objective, timings: Timings) -> Alert:
             "0.5",
             OBJECTIVE,
             window,
-            part=value_of(m.SLO_REQUESTS, named, eq("verdict", Verdict.UNDETERMINED)),
-            whole=(value_of(m.SLO_REQUESTS, named),),
+            part=value_of(m.SLO_REQUESTS, eq("verdict", Verdict.UNDETERMINED)),
+            whole=(value_of(m.SLO_REQUESTS),),
             less=_not_of_presets(window),
         ),
         hold_s=5 * MINUTE_S,
-        labels={"objective": objective.name},
-        summary=f"Most requests to {{{{ $labels.model }}}} cannot be judged by objective "
-        f"{objective.name}",
-        description=f"{{{{ $value | humanizePercentage }}}} of the requests to "
-        f"{{{{ $labels.model }}}} over {window} are undetermined, so the attainment of objective "
-        f"{objective.name} covers few of them."
-        f"{_most_on(Verdict.UNDETERMINED)}",
+        summary=f"Most requests to {_MODEL} cannot be judged by objective {_OBJECTIVE}",
+        description=f"{{{{ $value | humanizePercentage }}}} of the requests to {_MODEL} over "
+        f"{window} are undetermined, so the attainment of objective {_OBJECTIVE} covers few of "
+        f"them.{_most_on(Verdict.UNDETERMINED)}",
         variables=OBJECTIVE,
         more=_on_worst(Verdict.UNDETERMINED),
+    )
+
+
+def _target_missing() -> Alert:
+    target, judged = value_of(m.SLO_TARGET), value_of(m.SLO_REQUESTS)
+    return Alert(
+        name="LlmObjectiveTargetMissing",
+        severity=Severity.TICKET,
+        expression=f"count by (objective) ({judged})\nunless on (objective)\n{ALLOWED}",
+        hold_s=_HOLD_S,
+        summary=f"Prometheus does not know the target of objective {_OBJECTIVE}",
+        description=f"{judged} has the objective and {target} does not, so no alert on its error "
+        "budget can fire.",
+        variables=("objective",),
     )
 
 

@@ -128,6 +128,9 @@ CASES = (
     ),
 )
 
+_OTHERS_REQUESTS = f'llm_slo_requests_total{{{MODEL},objective="other",verdict="met"}}'
+_OTHERS_TARGET = f'llm_slo_target_ratio{{{AGENT},objective="other"}}'
+
 # Beside the rules on objectives.
 AGREEMENT = (
     Case(
@@ -137,6 +140,14 @@ AGREEMENT = (
         lookalike={'llm_slo_requests_total{objective="chat",engine="b"}': "0x10 stale"},
         minutes=(18, 25, 40),
         labels={**TICKET, "objective": "chat"},
+    ),
+    Case(
+        alert="LlmObjectiveTargetMissing",
+        incident={_OTHERS_REQUESTS: "0x60", _OTHERS_TARGET: "_x30 0.9x30"},
+        # An agent that does not answer for a while.
+        lookalike={_OTHERS_REQUESTS: "0x60", _OTHERS_TARGET: "0.9x5 _x55"},
+        minutes=(8, 20, 40),
+        labels={**TICKET, "objective": "other"},
     ),
     _differing(
         {_LIMIT: "0.2x10 0.3x14 0.2x30"},

@@ -17,7 +17,7 @@ from agent.settings.settings_model import MatchSettings, ObjectiveSettings
 WORDS = {
     "sum", "max", "min", "avg", "count", "by", "rate", "increase", "resets", "and", "or", "on",
     "histogram_quantile", "absent", "time", "vector", "max_over_time", "avg_over_time", "topk",
-    "sort", "group_left", "scalar", "unless",
+    "sort", "group_left", "scalar", "unless", "round", "last_over_time",
 }  # fmt: skip
 AGGREGATED = re.compile(r"\b(?:by|on|group_left) \(([\w, ]*)\)")
 _RANGE = re.compile(r"\[\w+\]|offset \w+")

@@ -4,7 +4,17 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tests.render.alerts.cases import AROUND, ENGINE, MODEL, ON_MODEL, Case, Series, expected, play
+from tests.render.alerts.cases import (
+    AGENT,
+    AROUND,
+    ENGINE,
+    MODEL,
+    ON_MODEL,
+    Case,
+    Series,
+    expected,
+    play,
+)
 
 ON_CHAT = {"objective": "chat", "model": "llama", "severity": "critical"}
 _ON_CHAT_0 = " Most of them now on engine chat-0."
@@ -87,6 +97,7 @@ BUDGETS = (
         labels=ON_CHAT,
         figures=(
             "100%",
+            "5%",
             f"{_ON_CHAT_0}{_MOST.format('5m')}prefill interference.",
         ),
         # Prometheus knows no more than these minutes, so that all windows are short.
@@ -225,6 +236,7 @@ def _all(objective: str, numbers: str) -> Iterator[tuple[str, str]]:
     yield from ((objective, number) for number in numbers)
 
 
+_ALLOWED = {"chat": "5%", "answers": "10%", "strict": "0.1%"}
 _SEVERITIES = {"1": "critical", "2": "critical", "3": "warning", "4": "warning"}
 
 
@@ -241,7 +253,7 @@ def _told(
             "LlmObjectiveBudgetBurn",
             at_min,
             {**where, "severity": _SEVERITIES[tier], "tier": tier},
-            (share, _ON_CHAT_0 + (causes or {}).get(tier, "")),
+            (share, _ALLOWED[objective], _ON_CHAT_0 + (causes or {}).get(tier, "")),
         )
         for tier, share in missed.items()
     ]
@@ -254,7 +266,13 @@ def _told(
 
 def burn_plays() -> list[dict[str, Any]]:
     """The tests of promtool on the tiers, for rules that are looked at every five minutes."""
-    return [_at_once(_speeds()), _slow_burn(), _at_once(_edges()), _at_once(_leaks())]
+    return [
+        _at_once(_speeds()),
+        _slow_burn(),
+        _at_once(_edges()),
+        _at_once(_leaks()),
+        _at_once((*_targets(), *_changes())),
+    ]
 
 
 def _at_once(tests: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -400,4 +418,65 @@ def _leaks() -> Iterator[dict[str, Any]]:
         verdicts("chat", "0+93x400", "0+7x400"),
         tiers("6h30m", ("chat", "4")),
         _told(390, "chat", {"4": "7%"}),
+    )
+
+
+def target(objective: str, values: str, agent: str = AGENT) -> Series:
+    """The target that an agent publishes."""
+    return {f'llm_slo_target_ratio{{{agent},objective="{objective}"}}': values}
+
+
+def _targets() -> Iterator[dict[str, Any]]:
+    """The rules are made for other objectives than those that agents have."""
+    tenth = ("0+90x800", "0+10x800")
+    yield _named(
+        "a tenth of the requests, at two targets: 10 times and 100 times what they allow",
+        {
+            **verdicts("two-nines", *tenth),
+            **target("two-nines", "0.99x800"),
+            **verdicts("three-nines", *tenth),
+            **target("three-nines", "0.999x800"),
+        },
+        # Of the faster one the first tier pages, and stands for the second.
+        tiers("1h10m", *_all("three-nines", "134"), *_all("two-nines", "234")),
+    )
+    yield _named(
+        "an objective that appears later, with an outage of its own",
+        {
+            **verdicts("late", "_x300 0+100x30 3000x470", "_x300 0x30 0+100x470"),
+            **target("late", "_x300 0.9x500"),
+        },
+        tiers("5h20m"),
+        tiers("5h40m", ("late", ""), ("late", "4")),
+    )
+    yield _named(
+        "without a target nothing fires, as LlmObjectiveTargetMissing says",
+        verdicts("unknown", "0+20x800", "0+80x800"),
+        tiers("6h30m"),
+    )
+
+
+def _changes() -> Iterator[dict[str, Any]]:
+    yield _named(
+        "a target that changes, and one that is gone with its agent: 20 % are 4 times 5 %",
+        {
+            **verdicts("moved", "0+80x800", "0+20x800"),
+            **target("moved", "0.75x300 0.95x500"),
+            **verdicts("gone", "0+80x800", "0+20x800"),
+            **target("gone", "0.95x300 _x500"),
+        },
+        tiers("5h", *_all("gone", "34")),
+        tiers("5h20m", *_all("gone", "34"), *_all("moved", "34")),
+        # For as long as the windows hold its misses.
+        tiers("10h", *_all("gone", "34"), *_all("moved", "34")),
+        tiers("11h30m", *_all("moved", "34")),
+    )
+    yield _named(
+        "agents that disagree: the strictest target counts",
+        {
+            **verdicts("both", "0+93x800", "0+7x800"),
+            **target("both", "0.9x800"),
+            **target("both", "0.95x800", 'job="agents",instance="b:9470"'),
+        },
+        tiers("6h30m", *_all("both", "4")),
     )

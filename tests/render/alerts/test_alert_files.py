@@ -81,7 +81,9 @@ def test_no_two_alerts_have_the_same_series_when_both_files_are_loaded() -> None
 
 
 # Prometheus' own, and what the rules record.
-_OTHERS = re.compile(r"up|ALERTS|objective_model:llm_slo_missed:(ratio_rate|increase)\w+")
+_OTHERS = re.compile(
+    r"up|ALERTS|objective:llm_slo_allowed:ratio|objective_model:llm_slo_missed:(ratio_rate|increase)\w+"
+)
 
 
 def expressions(file: str) -> Iterator[str]:
@@ -181,7 +183,8 @@ def test_runbooks_name_series_that_exist() -> None:
     of_vllm = {each.name for each in exposed("vllm-0.32.0.txt")}
     known = SERIES.keys() | of_vllm | {"vllm:gpu_cache_usage_perc"}
     for path in sorted(RUNBOOKS.glob("*.md")):
-        text = path.read_text(encoding="utf-8").replace("llm_slo_missed", "")
+        text = path.read_text(encoding="utf-8")
+        text = re.sub("llm_slo_(missed|allowed):", "", text)
         for name in re.findall(r"\bvllm:\w+|\b(?:llm_|gpu_|gen_ai_)\w+", text):
             # In back quotes it may also be a reason.
             assert name in known or f"`{name}`" in text, f"{path.name}: {name}"

@@ -176,6 +176,25 @@ def test_alerts_on_budgets_fire_as_fast_as_the_budget_burns(tmp_path: Path) -> N
     assert complaints(tmp_path, rules, burn_plays(), every="5m") == ""
 
 
+def test_an_objective_of_another_period_has_windows_of_its_own(tmp_path: Path) -> None:
+    """The hour of the first tier is a quarter of one for a week; a dot in a name is only a dot."""
+    weekly = replace(OBJECTIVES[0], name="per.week", window_s=7 * 86400.0)
+    rules = of_groups(render_alerts([*OBJECTIVES, weekly])[RULES], *_BUDGETS)
+    fails = ("0+100x120 12000x60", "0x120 0+100x60")
+    series = {
+        key: values
+        for name in ("per.week", "per-week")
+        for part in (
+            objective_cases.verdicts(name, *fails),
+            objective_cases.target(name, "0.95x200"),
+        )
+        for key, values in part.items()
+    }
+    fire = [("per-week", ""), ("per-week", "4"), ("per.week", "1")]
+    check = objective_cases.tiers("2h15m", *fire, ("per.week", "4"))
+    assert complaints(tmp_path, rules, [play("week", {**AROUND, **series}, [check])]) == ""
+
+
 @pytest.mark.parametrize("pack", ["objectives", "latency"])
 def test_no_alert_is_on_the_preset_of_settings_without_objectives(
     pack: str, tmp_path: Path
