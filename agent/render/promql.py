@@ -11,6 +11,8 @@ from agent.catalog.metric import Kind, Metric
 
 # Prometheus adds these to every series that it scrapes.
 TARGET_LABELS = ("job", "instance")
+# Many configurations of Prometheus add these as well.
+PLACE_LABELS = ("cluster", "namespace")
 
 _OWN_LABELS = {
     **dict.fromkeys((fact.name for fact in ENGINE_FACTS), ("engine", "model")),
@@ -93,9 +95,13 @@ def escaped(text: str) -> str:
 
 
 def published_labels(metric: Metric) -> frozenset[str]:
-    """Every label of the metric's series in Prometheus."""
-    own = _OWN_LABELS.get(metric.name, ())
-    return frozenset((*own, *metric.labels, *TARGET_LABELS))
+    """Every label of the metric's series in Prometheus.
+
+    Prometheus renames a label of the metric that its target has, too.
+    """
+    own = (*_OWN_LABELS.get(metric.name, ()), *metric.labels)
+    renamed = (f"exported_{label}" for label in own if label in PLACE_LABELS)
+    return frozenset((*own, *renamed, *TARGET_LABELS, *PLACE_LABELS))
 
 
 def value_of(metric: Metric, *matchers: Matcher) -> str:

@@ -12,13 +12,15 @@ from agent.render.dashboards.panel_parts import (
     Query,
     gauge,
     increase,
+    legend,
     rate,
     sum_by,
     total,
 )
 from agent.render.promql import by
 
-_NAMESPACE = ("instance", "namespace")
+# The agent's own namespace may be a label of its target; then Prometheus renames that of the pods.
+_NAMESPACE = ("instance", "namespace", "exported_namespace")
 
 
 def _by(label: str, metric: Metric, before: str) -> Query:
@@ -221,7 +223,7 @@ _DISCOVERY = (
         (
             Query(
                 by(_NAMESPACE, gauge(own.DISCOVERED_ENGINES), "max"),
-                "{{instance}} {{namespace}}",
+                legend(_NAMESPACE),
             ),
         ),
     ),
@@ -239,7 +241,7 @@ _DISCOVERY = (
         (
             Query(
                 f"time() - {by(_NAMESPACE, gauge(own.DISCOVERY_SUCCESS), 'min')}",
-                "{{instance}} {{namespace}}",
+                legend(_NAMESPACE),
             ),
         ),
     ),

@@ -43,14 +43,16 @@ from agent.render.dashboards.panel_parts import (
     warn_above,
 )
 from agent.render.links import DashboardUid
-from agent.render.promql import among, by
+from agent.render.promql import PLACE_LABELS, among, by
 
 _STAT_WIDTH, _STAT_HEIGHT = 4, 5
 _GRAPH_WIDTH, _GRAPH_HEIGHT = 6, 7
 
 
+# Labels that Prometheus does not add are no column.
+_LINE = (*PLACE_LABELS, *ENGINE)
 # Several engines may have one name, each in a pod of its own: one of them that is down is down.
-_UP = by(ENGINE, gauge(m.ENGINE_UP), "min")
+_UP = by(_LINE, gauge(m.ENGINE_UP), "min")
 
 
 _ENGINES = Panel(
@@ -108,7 +110,7 @@ class _Figure:
 
 
 def _figures(objectives: Sequence[Objective]) -> tuple[_Figure, ...]:
-    of_objective = ("objective", *ENGINE)
+    of_objective = ("objective", *_LINE)
     attainment = ratio(
         by(of_objective, increase(m.SLO_REQUESTS, SHOWN, MET)),
         by(of_objective, increase(m.SLO_REQUESTS, SHOWN, JUDGED)),
@@ -116,22 +118,22 @@ def _figures(objectives: Sequence[Objective]) -> tuple[_Figure, ...]:
     lowest = min((item.target for item in objectives), default=0.95)
     return (
         _Figure("up", _UP, PanelUnit.NUMBER, good_above(1), {"0": "down", "1": "up"}),
-        _Figure("req/s", by(ENGINE, rate(m.REQUESTS)), PanelUnit.REQUESTS_PER_S),
+        _Figure("req/s", by(_LINE, rate(m.REQUESTS)), PanelUnit.REQUESTS_PER_S),
         _Figure(
             "waiting",
-            by(ENGINE, gauge(fact.REQUESTS_WAITING)),
+            by(_LINE, gauge(fact.REQUESTS_WAITING)),
             PanelUnit.NUMBER,
             warn_above(DEEP_QUEUE),
         ),
         _Figure(
             "KV",
-            by(ENGINE, gauge(fact.KV_CACHE_USAGE), "max"),
+            by(_LINE, gauge(fact.KV_CACHE_USAGE), "max"),
             PanelUnit.SHARE,
             warn_above(FULL_CACHE, "orange"),
         ),
-        _Figure("TTFT p95", quantile(0.95, m.TTFT, ENGINE), PanelUnit.SECONDS),
-        _Figure("attainment", by(ENGINE, attainment, "min"), PanelUnit.SHARE, good_above(lowest)),
-        _Figure("$/h", by(ENGINE, gauge(em.COST_PER_HOUR)), PanelUnit.DOLLARS),
+        _Figure("TTFT p95", quantile(0.95, m.TTFT, _LINE), PanelUnit.SECONDS),
+        _Figure("attainment", by(_LINE, attainment, "min"), PanelUnit.SHARE, good_above(lowest)),
+        _Figure("$/h", by(_LINE, gauge(em.COST_PER_HOUR)), PanelUnit.DOLLARS),
     )
 
 
@@ -187,7 +189,7 @@ def _column(figure: _Figure) -> Column:
 def _one_line_of_each_engine(names: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
     """Merges the results of the queries by their labels, and names the values."""
     renamed = {f"Value #{chr(ord('A') + index)}": name for index, name in enumerate(names)}
-    order = {name: index for index, name in enumerate((*ENGINE, *renamed))}
+    order = {name: index for index, name in enumerate((*_LINE, *renamed))}
     options = {
         "excludeByName": {"Time": True},
         "indexByName": order,

@@ -11,6 +11,7 @@ from agent.catalog.metric import Metric
 from agent.render.alerts.agent_alerts import WATCHDOG
 from agent.render.alerts.objective_alerts import EXPLAINED
 from agent.render.dashboards.panel_parts import (
+    AGENT,
     GPU,
     RATE,
     VARIABLES,
@@ -26,13 +27,15 @@ from agent.render.dashboards.panel_parts import (
     of_agents,
 )
 from agent.render.dashboards.request_sql import EVENTS as EVENTS_SQL
-from agent.render.promql import Matcher, by, value_of
+from agent.render.promql import PLACE_LABELS, Matcher, by, value_of
 
 PROMETHEUS = {"type": "prometheus", "uid": "${prometheus_datasource}"}
 POSTGRES = {"type": "grafana-postgresql-datasource", "uid": "${postgres_datasource}"}
 
 # The metric whose label values a variable offers.
 _METRICS: Mapping[str, Metric] = {
+    "cluster": m.AGENT_INFO,
+    "namespace": m.AGENT_INFO,
     "job": m.AGENT_INFO,
     "instance": m.AGENT_INFO,
     "engine": m.REQUESTS,
@@ -40,13 +43,16 @@ _METRICS: Mapping[str, Metric] = {
     "objective": m.SLO_TARGET,
     "gpu": gpu_facts.UP,
 }
-# The variables that restrict the values of a variable; the others: job and instance.
+# The variables that restrict the values of a variable; the others: those that identify an agent.
 _NARROWED: Mapping[str, tuple[str, ...]] = {
-    "job": (),
-    "instance": ("job",),
-    "model": ("job", "instance", "engine"),
+    **{name: AGENT[:place] for place, name in enumerate(AGENT)},
+    "model": (*AGENT, "engine"),
 }
+# `All` has the requests of an unknown model, too.
+_CHOICES = {"model": (Matcher("model", f'model!="{m.UNKNOWN}"'),)}
 _LABELS = {"gpu": "GPU"}
+
+_SOURCES = {PROMETHEUS["type"]: "Prometheus", POSTGRES["type"]: "PostgreSQL"}
 
 _ON_TIME_CHANGE = 2
 _LABEL_VALUES = 1
@@ -98,15 +104,18 @@ def _query(name: str, label: str, datasource: Mapping[str, str], query: Any) -> 
 
 def label_variable(name: str) -> dict[str, Any]:
     """A choice of values of a label in Prometheus."""
-    narrowed = _NARROWED.get(name, ("job", "instance"))
+    narrowed = _NARROWED.get(name, AGENT)
     matchers = (Matcher(label, f'{label}=~"${label}"') for label in narrowed)
+    series = value_of(_METRICS[name], *matchers, *_CHOICES.get(name, ()))
     label_values = {
-        "query": f"label_values({value_of(_METRICS[name], *matchers)}, {name})",
+        "query": f"label_values({series}, {name})",
         "refId": "PrometheusVariableQueryEditor-VariableQuery",
         "qryType": _LABEL_VALUES,
     }
     label = _LABELS.get(name, name.title())
-    return {**_query(name, label, PROMETHEUS, label_values), "allValue": ".+"}
+    # Series without these labels must be shown as well.
+    everything = ".*" if name in PLACE_LABELS else ".+"
+    return {**_query(name, label, PROMETHEUS, label_values), "allValue": everything}
 
 
 def sql_variable(name: str, statement: str) -> dict[str, Any]:
@@ -231,6 +240,7 @@ STORED = {
     },
 }
 
+GRAFANA_VERSION = "11.0.0"
 SCHEMA_VERSION = 39
 COLUMNS = 24
 TAG = "goodput-agent"
@@ -259,13 +269,14 @@ def dashboard_text(dashboard: Dashboard) -> str:
 def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
     """The dashboard as Grafana reads it."""
     return {
+        "__requires": list(_required(dashboard)),
         "id": None,
         "uid": dashboard.uid,
         "title": dashboard.title,
         "description": dashboard.description,
         "tags": [TAG],
         "timezone": "browser",
-        "editable": False,
+        "editable": True,
         "graphTooltip": 1,
         "refresh": "30s",
         "time": {"from": f"now-{dashboard.hours}h", "to": "now"},
@@ -277,6 +288,16 @@ def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
         "links": [_links_to_others()],
         "panels": list(_placed(dashboard.rows)),
     }
+
+
+def _required(dashboard: Dashboard) -> Iterator[dict[str, str]]:
+    """Grafana and the plugins that the dashboard needs, as an export of Grafana names them."""
+    yield {"type": "grafana", "id": "grafana", "name": "Grafana", "version": GRAFANA_VERSION}
+    panels = [panel for row in dashboard.rows for panel in row.panels]
+    for source in sorted({_source(query)["type"] for panel in panels for query in panel.queries}):
+        yield {"type": "datasource", "id": source, "name": _SOURCES[source], "version": ""}
+    for plugin in sorted({panel.style.plugin for panel in panels}):
+        yield {"type": "panel", "id": plugin, "name": plugin.title(), "version": ""}
 
 
 def _links_to_others() -> dict[str, Any]:

@@ -7,6 +7,8 @@ from typing import Any
 
 from agent.catalog.metric import Kind, Metric
 from agent.render.promql import (
+    PLACE_LABELS,
+    TARGET_LABELS,
     Matcher,
     buckets_of,
     by,
@@ -267,10 +269,10 @@ def good_above(value: float) -> tuple[Threshold, ...]:
 
 
 # The variables of dashboards that are labels of series. Each narrows the values of the next ones.
-VARIABLES = ("job", "instance", "engine", "model", "objective", "gpu")
+VARIABLES = (*PLACE_LABELS, *TARGET_LABELS, "engine", "model", "objective", "gpu")
 
 # The variables that identify an agent.
-AGENT = VARIABLES[:2]
+AGENT = (*PLACE_LABELS, *TARGET_LABELS)
 
 # Grafana's macros: a window that is safe for rate(), and the whole time range of the dashboard.
 RATE = "$__rate_interval"

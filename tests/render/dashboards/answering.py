@@ -13,7 +13,10 @@ from tests.render.dashboards.reading import Asked, dashboards, filled, on_promet
 
 # Scrapes come every second; a window must hold a few.
 GRAFANA = {"__rate_interval": "15s", "__range": "120s", "__interval": "15s"}
-EVERYTHING = dict.fromkeys(("job", "instance", "engine", "model", "objective", "gpu"), ".+")
+EVERYTHING = {
+    **dict.fromkeys(("cluster", "namespace"), ".*"),
+    **dict.fromkeys(("job", "instance", "engine", "model", "objective", "gpu"), ".+"),
+}
 
 
 def every_question(objectives: Sequence[Objective] = OBJECTIVES) -> list[Asked]:

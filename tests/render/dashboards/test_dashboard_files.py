@@ -273,6 +273,8 @@ plugins.register_default_plugins()
 
 def complaints(dashboard: Json) -> Iterator[str]:
     """Complaints of Grafana's models about a dashboard; a wrong shape raises."""
+    # Only an import reads it.
+    dashboard = {name: value for name, value in dashboard.items() if name != "__requires"}
     model = Dashboard.from_json(dashboard)
     yield from _lost(dashboard, json.loads(JSONEncoder().encode(model)), "dashboard")
     yield from _not_allowed(model, "dashboard")
@@ -320,6 +322,43 @@ def _allowed(hint: Any) -> Iterator[Any]:
 @each
 def test_grafana_s_models_know_every_name_and_value(dashboard: Json) -> None:
     assert list(complaints(dashboard)) == []
+
+
+@each
+def test_an_import_names_the_plugins_that_are_missing(dashboard: Json) -> None:
+    required = {(item["type"], item["id"]) for item in dashboard["__requires"]}
+    used = {("panel", panel["type"]) for panel in panels(dashboard)}
+    sources = {
+        ("datasource", target["datasource"]["type"])
+        for panel in panels(dashboard)
+        for target in panel["targets"]
+    }
+    assert required == {("grafana", "grafana")} | used | sources
+    # A provisioned dashboard with inputs finds no data source.
+    assert "__inputs" not in dashboard
+
+
+@each
+def test_a_dashboard_can_be_changed_in_grafana(dashboard: Json) -> None:
+    assert dashboard["editable"]
+
+
+@pytest.mark.parametrize("uid", [uid for uid in ALL if uid != "goodput-requests"])
+def test_all_clusters_and_namespaces_are_also_agents_without_these_labels(uid: str) -> None:
+    variables = {item["name"]: item for item in ALL[uid]["templating"]["list"]}
+    everything = {name: item.get("allValue") for name, item in variables.items()}
+    assert everything["cluster"] == everything["namespace"] == ".*"
+    assert everything["job"] == everything["instance"] == ".+"
+    for name, before in (("namespace", "cluster"), ("job", "namespace"), ("instance", "job")):
+        assert f'{before}=~"${before}"' in variables[name]["definition"]
+
+
+def test_an_unknown_model_is_no_choice_and_part_of_all() -> None:
+    (model,) = (
+        item for item in ALL["goodput-operations"]["templating"]["list"] if item["name"] == "model"
+    )
+    assert 'model!="unknown"' in model["definition"]
+    assert model["allValue"] == ".+"
 
 
 BY_TITLE = {panel["title"]: panel for dashboard in ALL.values() for panel in panels(dashboard)}

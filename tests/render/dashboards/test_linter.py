@@ -48,13 +48,13 @@ def jobs_and_instances_can_be_chosen(dashboard: Json) -> Iterator[str]:
             yield name
 
 
-def every_series_is_of_the_chosen_jobs_and_instances(dashboard: Json) -> Iterator[str]:
+def every_series_is_of_the_chosen_agents(dashboard: Json) -> Iterator[str]:
     for question in on_prometheus(dashboard) if _about_prometheus(dashboard) else ():
         for name, matchers in selectors(question.expression):
-            # Prometheus makes it of rules, which drop both labels.
+            # Prometheus makes it of rules, which drop these labels.
             if name == "ALERTS":
                 continue
-            for label in ("job", "instance"):
+            for label in ("cluster", "namespace", "job", "instance"):
                 if (label, "=~", f"${label}") not in matchers:
                     yield f"{question.name}: {name} without {label}"
 
@@ -96,7 +96,7 @@ def counters_are_shown_by_their_increase(dashboard: Json) -> Iterator[str]:
 RULES: tuple[Callable[[Json], Iterator[str]], ...] = (
     data_sources_are_variables_named_after_their_kind,
     jobs_and_instances_can_be_chosen,
-    every_series_is_of_the_chosen_jobs_and_instances,
+    every_series_is_of_the_chosen_agents,
     panels_query_the_chosen_data_source,
     panels_have_a_title_a_description_and_units_of_grafana,
     rates_are_over_an_interval_that_always_holds_enough_scrapes,

@@ -32,6 +32,7 @@ from tests.render.dashboards.answering import (
     GRAFANA,
     every_question,
     never_answered,
+    unanswered,
 )
 from tests.render.dashboards.reading import (
     SERIES,
@@ -241,6 +242,13 @@ def test_every_panel_has_data_except_for_missing_series(watched: Watched) -> Non
     )
     assert sorted(never) == []
     assert len(here) > 0.75 * len(questions)
+
+
+@pytest.mark.parametrize("label", ["cluster", "namespace"])
+def test_a_chosen_place_hides_all_agents_elsewhere(watched: Watched, label: str) -> None:
+    questions = [question for question in QUESTIONS if "ALERTS{" not in question.expression]
+    chosen = {**EVERYTHING, label: "elsewhere"}
+    assert unanswered(watched.prometheus, questions, chosen) == questions
 
 
 def test_the_fleet_has_a_line_with_all_figures_of_each_engine(watched: Watched) -> None:
