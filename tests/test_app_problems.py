@@ -131,7 +131,7 @@ def test_readyz_says_that_the_exporter_has_no_gpu_and_where_it_is_to_nobody(
         assert server.address not in response.text
         return str(response.json()["parts"]["gpus"])
 
-    assert gpus() == "dcgm.url has no series of dcgm-exporter"
+    assert gpus() == "dcgm.url has no series of dcgm-exporter or AMD's device-metrics-exporter"
     server.answers("/gpu", page_of(GPU))
     eventually(lambda: gpus() == "ok", within_s=WITHIN_S, what="a GPU")
     server.answers("/gpu", b"no", status=401)
@@ -141,4 +141,4 @@ def test_readyz_says_that_the_exporter_has_no_gpu_and_where_it_is_to_nobody(
         what="the problem",
     )
     server.answers("/gpu", page_of(row("DCGM_FI_DEV_GPU_TEMP", 31, UUID="")))
-    eventually(lambda: gpus() == "dcgm-exporter lists no GPU", within_s=WITHIN_S, what="no GPU")
+    eventually(lambda: gpus() == "the GPU exporter lists no GPU", within_s=WITHIN_S, what="no GPU")

@@ -237,7 +237,8 @@ def _gpu(facts: SetupFacts) -> Actions:
     exporter = f"http://{_host_of(facts.url)}:9400/metrics"
     return (
         SetupAction(
-            f"run dcgm-exporter on the engine's machine, and {_SETTINGS}",
+            "run dcgm-exporter, or AMD's device-metrics-exporter, on the engine's machine, and "
+            f"{_SETTINGS}",
             ("dcgm: {url: " + json.dumps(exporter) + "}",),
         ),
     )

@@ -49,8 +49,9 @@ class DcgmField:
 
     `labels` are the values of the fact's labels, in their order. With `bit` the series is a set of
     flags, and the fact is 1 if this flag is set. A series with `beside` is used only if the
-    GPU has one of these series too. `zero_means_off`: the value 0 is unknown, as of a card without
-    this sensor. Raises SettingsInvalid, which names every invalid value.
+    GPU has one of these series too. `only` is a label, and the values of it that count.
+    `zero_means_off`: the value 0 is unknown, as of a card without this sensor. Raises
+    SettingsInvalid, which names every invalid value.
     """
 
     series: str
@@ -59,6 +60,7 @@ class DcgmField:
     scale: float = 1.0
     bit: int | None = None
     beside: tuple[str, ...] = ()
+    only: tuple[str, tuple[str, ...]] | None = None
     zero_means_off: bool = False
 
     def __post_init__(self) -> None:
@@ -110,10 +112,10 @@ def _reasons(series: str) -> Iterator[DcgmField]:
         yield DcgmField(series=series, fact=f.THROTTLE_ACTIVE.name, labels=(reason,), bit=bit)
 
 
-_MIB = 1024.0 * 1024
-_MHZ = 1e6
+MIB = 1024.0 * 1024
+MHZ = 1e6
 _NS = 1e-9
-_PERCENT = 0.01
+PERCENT = 0.01
 # Fields that DCGM has since 4.7, where GPU_UTIL_RATIO is a ratio.
 _SINCE_4_7 = (
     "DCGM_FI_DEV_MEMORY_UTIL_RATIO",
@@ -125,18 +127,18 @@ _SINCE_4_7 = (
 DCGM_FIELDS: tuple[DcgmField, ...] = (
     # Memory, in bytes since DCGM 4.7, before in whole MiB
     *_fields(f.MEMORY_TOTAL, "DEV_FB_CAPACITY_BYTES"),
-    *_fields(f.MEMORY_TOTAL, "DEV_FB_TOTAL", scale=_MIB),
+    *_fields(f.MEMORY_TOTAL, "DEV_FB_TOTAL", scale=MIB),
     *_fields(f.MEMORY_FREE, "DEV_FB_FREE_BYTES"),
-    *_fields(f.MEMORY_FREE, "DEV_FB_FREE dcgm_fb_free", scale=_MIB),
+    *_fields(f.MEMORY_FREE, "DEV_FB_FREE dcgm_fb_free", scale=MIB),
     *_fields(f.MEMORY_USED, "DEV_FB_USED_BYTES"),
-    *_fields(f.MEMORY_USED, "DEV_FB_USED dcgm_fb_used", scale=_MIB),
+    *_fields(f.MEMORY_USED, "DEV_FB_USED dcgm_fb_used", scale=MIB),
     *_fields(f.MEMORY_RESERVED, "DEV_FB_RESERVED_BYTES"),
-    *_fields(f.MEMORY_RESERVED, "DEV_FB_RESERVED", scale=_MIB),
+    *_fields(f.MEMORY_RESERVED, "DEV_FB_RESERVED", scale=MIB),
     # Utilisation
     *_fields(f.UTILIZATION, "DEV_GPU_UTIL_RATIO", beside=_SINCE_4_7),
-    *_fields(f.UTILIZATION, "DEV_GPU_UTIL dcgm_gpu_utilization", scale=_PERCENT),
+    *_fields(f.UTILIZATION, "DEV_GPU_UTIL dcgm_gpu_utilization", scale=PERCENT),
     *_fields(f.MEMORY_BUSY, "DEV_MEMORY_UTIL_RATIO"),
-    *_fields(f.MEMORY_BUSY, "DEV_MEM_COPY_UTIL dcgm_mem_copy_utilization", scale=_PERCENT),
+    *_fields(f.MEMORY_BUSY, "DEV_MEM_COPY_UTIL dcgm_mem_copy_utilization", scale=PERCENT),
     # Activity
     *_fields(
         f.GRAPHICS_ACTIVE,
@@ -160,13 +162,13 @@ DCGM_FIELDS: tuple[DcgmField, ...] = (
     *_fields(f.PERSISTENCE, "DEV_PERSISTENCE_MODE"),
     # Clocks and temperatures
     *_fields(f.CLOCK, "DEV_SM_CLOCK_HERTZ", "sm"),
-    *_fields(f.CLOCK, "DEV_SM_CLOCK dcgm_sm_clock", "sm", scale=_MHZ),
+    *_fields(f.CLOCK, "DEV_SM_CLOCK dcgm_sm_clock", "sm", scale=MHZ),
     *_fields(f.CLOCK, "DEV_MEMORY_CLOCK_HERTZ", "memory"),
-    *_fields(f.CLOCK, "DEV_MEM_CLOCK dcgm_memory_clock", "memory", scale=_MHZ),
+    *_fields(f.CLOCK, "DEV_MEM_CLOCK dcgm_memory_clock", "memory", scale=MHZ),
     *_fields(f.CLOCK_MAX, "DEV_SM_MAX_CLOCK_HERTZ", "sm"),
-    *_fields(f.CLOCK_MAX, "DEV_MAX_SM_CLOCK", "sm", scale=_MHZ),
+    *_fields(f.CLOCK_MAX, "DEV_MAX_SM_CLOCK", "sm", scale=MHZ),
     *_fields(f.CLOCK_MAX, "DEV_MEMORY_MAX_CLOCK_HERTZ", "memory"),
-    *_fields(f.CLOCK_MAX, "DEV_MAX_MEM_CLOCK", "memory", scale=_MHZ),
+    *_fields(f.CLOCK_MAX, "DEV_MAX_MEM_CLOCK", "memory", scale=MHZ),
     *_fields(f.TEMPERATURE, "DEV_GPU_TEMP_CELSIUS DEV_GPU_TEMP dcgm_gpu_temp", "gpu"),
     *_fields(
         f.TEMPERATURE,

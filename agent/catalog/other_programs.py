@@ -3,7 +3,8 @@
 Sources: production-stack `src/vllm_router/services/metrics_service/__init__.py`; the endpoint
 pickers of gateway-api-inference-extension and llm-d, `pkg/epp/metrics`; dynamo
 `lib/runtime/src/metrics/prometheus_names.rs`; litellm `types/integrations/prometheus.py`; SGLang's
-gateway, whose names began with `sgl_router_` before `smg_`.
+gateway, whose names began with `sgl_router_` before `smg_`;
+ROCm/device-metrics-exporter `pkg/amdgpu/gpuagent/gpuagent_gpu_metrics.go`.
 """
 
 import re
@@ -48,6 +49,9 @@ OTHER_PROGRAMS = (
     OtherProgram("Traefik", ("traefik_",)),
     OtherProgram("Knative's queue-proxy", ("queue_average_concurrent_requests",)),
     OtherProgram("dcgm-exporter", ("DCGM_FI_",)),
+    OtherProgram(
+        "AMD's device-metrics-exporter", ("gpu_gfx_activity", "gpu_total_vram", "amd_gpu_")
+    ),
     OtherProgram("node_exporter", ("node_exporter_", "node_cpu_seconds_total")),
     OtherProgram("goodput-agent", ("llm_agent_",)),
     OtherProgram("Prometheus", ("prometheus_tsdb_", "prometheus_build_info")),

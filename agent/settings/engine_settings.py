@@ -172,10 +172,11 @@ class DcgmFieldSettings(Section):
 
 
 class DcgmSettings(Section):
-    """Reading GPUs from a dcgm-exporter instead of NVML."""
+    """Reading GPUs from dcgm-exporter or AMD's device-metrics-exporter instead of NVML."""
 
     url: HttpUrl | None = None
-    """Where the exporter is scraped, as in `http://node:9400/metrics`; null: NVML is read."""
+    """Where the exporter is scraped, as in `http://node:9400/metrics`, or AMD's at port 5000; null:
+    NVML is read."""
     poll_interval: Duration = Field(default="10s")  # type: ignore[assignment]
     """Time between two polls."""
     fields: tuple[DcgmFieldSettings, ...] = ()

@@ -31,6 +31,7 @@ PAGES = {
     "LiteLLM": b'litellm_proxy_total_requests_metric_total{route="/chat/completions"} 1.0\n',
     "nginx": b"nginx_connections_active 2\n",
     "dcgm-exporter": b'DCGM_FI_DEV_GPU_TEMP{gpu="0"} 30\n',
+    "AMD's device-metrics-exporter": b'amd_gpu_gfx_activity{gpu_id="0"} 3\n',
     "goodput-agent": b"# HELP llm_agent_info x\nllm_agent_info 1\n",
 }
 

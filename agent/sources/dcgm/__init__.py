@@ -1,1 +1,1 @@
-"""dcgm-exporter as a source of GPU samples, if NVML shows no GPU."""
+"""Exporters, dcgm-exporter and that of AMD, as a source of GPU samples, if NVML shows no GPU."""

@@ -1,4 +1,4 @@
-"""The GPUs and Xid errors of one exposition of dcgm-exporter, in our facts."""
+"""The GPUs and Xid errors of one exposition of a GPU exporter, in our facts."""
 
 import math
 import re
@@ -163,7 +163,7 @@ UNKNOWN_INDEX = -1
 LONGEST_NAME = 100
 
 _UUID_LABELS = ("UUID", "uuid", "gpu_uuid")
-_NAME_LABELS = ("modelName", "model_name")
+_NAME_LABELS = ("modelName", "model_name", "card_series", "card_model")
 _POD_LABELS = ("pod", "pod_name", "exported_pod", "pod_uid", "vgpu")
 # Namespace and name of the pod that has the GPU: the exporter's usual labels, those of its option
 # --use-old-namespace, and those of a Prometheus that passes them on.
@@ -172,12 +172,17 @@ _PODS = (
     ("pod_namespace", "pod_name"),
     ("exported_namespace", "exported_pod"),
 )
+# Two rows that have these in common are of one pod, as of the parts of a GPU.
+_SHARE_LABELS = (*_POD_LABELS, "namespace", "container")
 _HEX_UUID = re.compile(
     r"(?:GPU-)?([0-9a-f]{8})-?([0-9a-f]{4})-?([0-9a-f]{4})-?([0-9a-f]{4})-?([0-9a-f]{12})",
     re.IGNORECASE | re.ASCII,
 )
 # NVML_DEVICE_UUID_V2_BUFFER_SIZE (nvml.h).
 _LONGEST_UUID = 96
+# AMD's label of a GPU that is not partitioned, or of the part that has the board's sensors.
+_FIRST_PARTITION = ("", "0", "NA")
+_INSTINCT = re.compile(r"Instinct (MI[0-9]+[A-Z]*)")
 _INDEX = re.compile(r"(?:nvidia)?([0-9]{1,6})", re.ASCII)
 # "3g.40gb" and "1c.3g.40gb" have three of the GPU's slices.
 _SLICES = re.compile(r"(?:^|\.)([0-9]{1,2})g\.")
@@ -322,17 +327,26 @@ class _Translation:
         if not rows:
             return None
         fewest = min(pod_labels(labels) for labels, _ in rows)
-        values = {value for labels, value in rows if pod_labels(labels) == fewest}
-        if fewest and len(values) > 1:
+        own = [row for row in rows if pod_labels(row[0]) == fewest]
+        shares = {tuple(map(labels.get, _SHARE_LABELS)) for labels, _ in own}
+        values = {value for _, value in own}
+        if fewest and len(shares) > 1 and len(values) > 1:
             # Each row has a pod's share, none the value of the GPU.
             self._dropped["pods_disagree"] += 1
             return None
         return max(values)
 
+    def _value(self, instance: int | None, each: DcgmField) -> float | None:
+        if each.only is None:
+            return self._values.get((instance, each.series))
+        label, values = each.only
+        rows = self._rows.rows.get((instance, each.series), ())
+        return self._one_value([row for row in rows if row[0].get(label) in values])
+
     def _facts(self, instance: int | None, fields: Sequence[DcgmField]) -> dict[FactKey, float]:
         facts: dict[FactKey, float] = {}
         for each in fields:
-            value = self._values.get((instance, each.series))
+            value = self._value(instance, each)
             if value is None or each.key in facts or (each.zero_means_off and not value):
                 continue
             if each.beside and not any((instance, name) in self._values for name in each.beside):
@@ -387,7 +401,13 @@ def entity_of(labels: Mapping[str, str]) -> Entity:
     """
     if labels.get("nvlink"):
         raise RowUnusable("link_row")
-    return Entity(_gpu(_first(labels, _UUID_LABELS)), _instance(labels))
+    return Entity(_gpu(_first(labels, _UUID_LABELS) or _serial(labels)), _instance(labels))
+
+
+def _serial(labels: Mapping[str, str]) -> str:
+    """The name of a GPU of AMD's exporter, which has UUIDs only if its settings list the label."""
+    serial, partition = labels.get("serial_number", ""), labels.get("gpu_partition_id", "")
+    return f"{serial}/{partition}" if serial and partition not in _FIRST_PARTITION else serial
 
 
 def _gpu(uuid: str) -> str:
@@ -412,12 +432,15 @@ def _instance(labels: Mapping[str, str]) -> int | None:
 
 def name_of(labels: Mapping[str, str]) -> str:
     """The model of the GPU, cut if it is too long, empty if the row has none."""
-    return _first(labels, _NAME_LABELS)[:LONGEST_NAME]
+    name = _first(labels, _NAME_LABELS)
+    # AMD's own names differ with the driver, as "Aqua Vanjaram [Instinct MI300X VF]".
+    instinct = _INSTINCT.search(name)
+    return f"AMD Instinct {instinct[1]}" if instinct else name[:LONGEST_NAME]
 
 
 def index_of(labels: Mapping[str, str]) -> int:
     """The index of the GPU on its own host, UNKNOWN_INDEX if the row has none."""
-    for label in ("gpu", "device"):
+    for label in ("gpu", "device", "gpu_id"):
         found = _INDEX.fullmatch(labels.get(label, ""))
         if found:
             return int(found[1])

@@ -1,4 +1,4 @@
-"""The source of GPU samples that reads dcgm-exporter."""
+"""The source of GPU samples that reads dcgm-exporter or AMD's device-metrics-exporter."""
 
 import logging
 import time
@@ -19,6 +19,7 @@ from agent.catalog.gpu_facts import (
 from agent.catalog.gpu_problems import EXPORTER_STALE, GPU_MISSING, GPU_SILENT, NO_GPU
 from agent.catalog.other_programs import other_program
 from agent.catalog.reasons import INTERNAL, ExpositionFault
+from agent.catalog.rocm_fields import ROCM_FIELDS
 from agent.errors import ExpositionUnreadable, ReadFailed
 from agent.records.gpu import Facts, GpuSample, GpuSamples, XidError
 from agent.sources.dcgm.exporter_gpus import (
@@ -73,7 +74,7 @@ class DcgmSource:
         """
         self._url = url if urlsplit(url).path.strip("/") else url.rstrip("/") + _PATH
         self._timeout_s = timeout_s
-        self._fields = (*extra_fields, *DCGM_FIELDS)
+        self._fields = (*extra_fields, *DCGM_FIELDS, *ROCM_FIELDS)
         self._wanted = wanted_series(self._fields)
         self._session = open_session(ca)
         self._xids = XidCounts()
@@ -95,11 +96,11 @@ class DcgmSource:
             self._fail(error, result)
         except Exception:
             # An exposition can be broken in ways that no code here expects; reads must go on.
-            _LOG.exception("the read of dcgm-exporter failed inside the agent")
+            _LOG.exception("the read of the GPU exporter failed inside the agent")
             unread = [uuid for uuid in self._known if uuid not in result.samples]
             self._miss(unread, INTERNAL, result)
             result.failures.append(INTERNAL)
-            result.problem = "the read of dcgm-exporter failed inside the agent: see its log"
+            result.problem = "the read of the GPU exporter failed inside the agent: see its log"
         self._known |= result.samples
         return GpuSamples(
             samples=tuple(result.samples.values()),
@@ -115,7 +116,8 @@ class DcgmSource:
             program = other_program(text)
             looks = "" if program is None else f": this looks like {program}"
             raise ExpositionUnreadable(
-                ExpositionFault.NO_KNOWN_SERIES, f"has no series of dcgm-exporter{looks}"
+                ExpositionFault.NO_KNOWN_SERIES,
+                f"has no series of dcgm-exporter or AMD's device-metrics-exporter{looks}",
             )
         self._note(memory_note(self._fields, exposition.series))
         return read_gpus(exposition, self._fields, self._known)
@@ -127,7 +129,7 @@ class DcgmSource:
 
     def _add_gpus(self, found: ExporterGpus, result: _Result) -> None:
         if self._failing is not None:
-            _LOG.info("dcgm-exporter can be read again")
+            _LOG.info("the GPU exporter can be read again")
             self._failing = None
         missing = dict.fromkeys(self._known, GPU_MISSING)
         for gpu in found.gpus:
@@ -143,7 +145,7 @@ class DcgmSource:
             self._miss([uuid], problem, result)
         none = set() if found.gpus else {NO_GPU}
         if none:
-            result.problem = "dcgm-exporter lists no GPU"
+            result.problem = "the GPU exporter lists no GPU"
         result.failures += sorted({*missing.values(), *found.dropped} | none)
 
     def _is_stale(self, gpu: ExporterGpu) -> bool:
@@ -177,7 +179,7 @@ class DcgmSource:
         reason = f"exporter_{error.reason}"
         result.problem = f"dcgm.url {error.public}"
         if reason != self._failing:
-            _LOG.warning("no GPU is read from dcgm-exporter: %s", error)
+            _LOG.warning("no GPU is read from the exporter: %s", error)
             self._failing = reason
         self._miss(self._known, reason, result)
         result.failures.append(reason)

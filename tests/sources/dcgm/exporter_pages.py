@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.catalog.dcgm_fields import DCGM_FIELDS, DcgmField
+from agent.catalog.rocm_fields import ROCM_FIELDS
 from agent.records.gpu import GpuSample, GpuSamples, XidError
 from agent.sources.dcgm.exporter_gpus import ExporterGpu, ExporterGpus, read_gpus, wanted_series
 from agent.sources.dcgm.source import DcgmSource
@@ -35,7 +36,7 @@ def page_of(*rows: str) -> bytes:
 
 
 def gpus_of(page: bytes, *extra_fields: DcgmField, known: Sequence[str] = ()) -> ExporterGpus:
-    fields = (*extra_fields, *DCGM_FIELDS)
+    fields = (*extra_fields, *DCGM_FIELDS, *ROCM_FIELDS)
     return read_gpus(read_exposition(page, wanted_series(fields)), fields, known)
 
 
