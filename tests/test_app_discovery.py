@@ -29,7 +29,13 @@ from tests.real_parts.waiting import eventually
 from tests.sources.dcgm.exporter_pages import page_of, row
 from tests.sources.engines.fixture_pages import body
 from tests.sources.engines.wire import EngineServer
-from tests.sources.kubernetes.fake_api_server import TOKEN, FakeApiServer, api_server, pod
+from tests.sources.kubernetes.fake_api_server import (
+    LABELS,
+    TOKEN,
+    FakeApiServer,
+    api_server,
+    pod,
+)
 
 WITHIN_S = 120.0
 
@@ -94,6 +100,38 @@ def test_engines_that_were_found_are_beside_those_of_the_settings(
     assert (chat.kind, chat.scrape_interval) == ("vllm", 9.0)
     assert (chat.pod, chat.model_config_path) == ("llm/chat-0", Path("/models/chat"))
     assert found.status_text() == "ok"
+
+
+@pytest.mark.parametrize(
+    ("setting", "labels"),
+    [
+        ({}, {"prefill-0": "prefill", "decode-0": "decode", "whole-0": "prefill-decode"}),
+        (
+            {"role_label": "disaggregatedset.x-k8s.io/role"},
+            {"prefill-0": "prefill", "decode-0": "decode", "whole-0": "router"},
+        ),
+    ],
+    ids=["llm-d and KServe", "LWS"],
+)
+def test_the_role_of_an_engine_is_that_of_a_label_of_its_pod(
+    server: FakeApiServer,
+    account: Path,
+    tmp_path: Path,
+    setting: dict[str, str],
+    labels: dict[str, str],
+) -> None:
+    label = setting.get("role_label", "llm-d.ai/role")
+    for name, role in labels.items():
+        server.put(pod(name, labels={**LABELS, label: role}))
+    server.put(pod("other-0", labels={**LABELS, "another/role": "prefill"}))
+    found = discovery(tmp_path, engines_from=kubernetes(server, account, **setting))
+    found.read_first()
+    assert {engine.name: engine.role for engine in found.settings().engines} == {
+        "decode-0": "decode",
+        "other-0": "both",
+        "prefill-0": "prefill",
+        "whole-0": "both",
+    }
 
 
 def test_pods_of_one_name_are_told_apart_by_their_namespace(

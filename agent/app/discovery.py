@@ -125,10 +125,15 @@ class EngineDiscovery:
                 "scrape_interval": kubernetes.scrape_interval,
                 "model_config_path": kubernetes.model_config_path,
             }
-            return found.model_copy(update=of_all)
+            return found.model_copy(update={"role": _role(engine), **of_all})
         except ValidationError as error:
             _LOG.warning("the pod %s is not watched: %s", engine.name, error.errors()[0]["msg"])
             return None
+
+
+def _role(engine: FoundEngine) -> str:
+    """Its role. llm-d also has `prefill-decode`, and roles with `encode`: these are `both`."""
+    return engine.role if engine.role in ("prefill", "decode") else "both"
 
 
 def _engines(watch: PodWatch) -> float:
@@ -156,7 +161,10 @@ def _watches(kubernetes: KubernetesSettings) -> list[PodWatch]:
     if kubernetes.node is not None:
         chosen["fieldSelector"] = f"spec.nodeName={kubernetes.node}"
     read = partial(
-        engine_of, port=kubernetes.port, with_namespace=kubernetes.name == "namespace/pod"
+        engine_of,
+        port=kubernetes.port,
+        role_label=kubernetes.role_label,
+        with_namespace=kubernetes.name == "namespace/pod",
     )
     namespaces = kubernetes.namespaces or (None,)
     return [PodWatch(server, namespace, chosen, read) for namespace in namespaces]

@@ -121,6 +121,8 @@ class KubernetesSettings(Section):
     """What an engine is named after. Its spans must carry the same as `OTEL_SERVICE_NAME`."""
     kind: Literal["auto", "vllm", "sglang", "tgi", "trtllm", "llamacpp"] = "auto"
     """The program that runs there; `auto` detects it by its metrics."""
+    role_label: str = Field(default="llm-d.ai/role", min_length=1, max_length=317)
+    """The label of pods that says `prefill` or `decode`; with another value or none: both."""
     scrape_interval: Duration = Field(default="5s")  # type: ignore[assignment]
     """Time between two polls of an engine."""
     model_config_path: Path | None = Field(default=None, alias="model_config")

@@ -159,14 +159,20 @@ Pod = Mapping[str, Any]
 
 
 class FoundEngine(NamedTuple):
-    """The name of an engine, its URL, and its pod as `namespace/pod`."""
+    """The name of an engine, its URL, and its pod as `namespace/pod`.
+
+    `role` is what a label of the pod says, which may be any text; empty without it.
+    """
 
     name: str
     url: str
     pod: str
+    role: str = ""
 
 
-def engine_of(pod: Pod, port: int | str, *, with_namespace: bool) -> FoundEngine | None:
+def engine_of(
+    pod: Pod, port: int | str, *, role_label: str, with_namespace: bool
+) -> FoundEngine | None:
     """The engine of a pod; None if it should not be watched now, or has no such port."""
     number = port if isinstance(port, int) else _port(pod, port)
     address = pod.get("status", {}).get("podIP")
@@ -175,7 +181,9 @@ def engine_of(pod: Pod, port: int | str, *, with_namespace: bool) -> FoundEngine
     meta = pod["metadata"]
     whole = f"{meta['namespace']}/{meta['name']}"
     shown = f"[{address}]" if ":" in address else address
-    return FoundEngine(whole if with_namespace else meta["name"], f"http://{shown}:{number}", whole)
+    role = (meta.get("labels") or {}).get(role_label, "")
+    name = whole if with_namespace else meta["name"]
+    return FoundEngine(name, f"http://{shown}:{number}", whole, role)
 
 
 def _port(pod: Pod, name: str) -> int | None:

@@ -20,7 +20,7 @@ from tests.sources.kubernetes.fake_api_server import LATER, TOKEN, FakeApiServer
 
 WITHIN_S = 60.0
 CHOSEN = {"labelSelector": "app.kubernetes.io/name=vllm", "fieldSelector": "spec.nodeName=node-a"}
-READ = partial(engine_of, port=8000, with_namespace=False)
+READ = partial(engine_of, port=8000, role_label="llm-d.ai/role", with_namespace=False)
 
 
 @pytest.fixture(autouse=True)
@@ -258,12 +258,13 @@ def test_a_pipe_in_the_account_is_not_waited_for(
 
 
 def test_an_engine_has_the_name_address_and_port_of_its_pod() -> None:
-    assert READ(pod("chat-0")) == ("chat-0", "http://10.0.0.1:8000", "llm/chat-0")
-    assert READ(pod("chat-0", ip="fd00::1")) == ("chat-0", "http://[fd00::1]:8000", "llm/chat-0")
+    assert READ(pod("chat-0")) == ("chat-0", "http://10.0.0.1:8000", "llm/chat-0", "")
+    six = READ(pod("chat-0", ip="fd00::1"))
+    assert six == ("chat-0", "http://[fd00::1]:8000", "llm/chat-0", "")
     named = READ(pod("chat-0"), with_namespace=True)
-    assert named == ("llm/chat-0", "http://10.0.0.1:8000", "llm/chat-0")
+    assert named == ("llm/chat-0", "http://10.0.0.1:8000", "llm/chat-0", "")
     # A port may be named by any container.
-    assert READ(pod("chat-0"), port="http") == ("chat-0", "http://10.0.0.1:8001", "llm/chat-0")
+    assert READ(pod("chat-0"), port="http") == ("chat-0", "http://10.0.0.1:8001", "llm/chat-0", "")
     assert READ(pod("chat-0"), port="metrics") is None
     without_status = pod("chat-0")
     del without_status["status"]
