@@ -16,14 +16,17 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 _OPEN_PATHS = frozenset(("/", "/docs", "/openapi.json", "/healthz", "/readyz"))
 # Kubelets and load balancers send no token: below /engines/ are probes alone.
 _OPEN_FOLDERS = ("/docs/", "/runbooks/", "/assets/", "/engines/")
-_POLICY = b"content-security-policy"
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
 )
-# For responses that are not pages.
-_NOTHING = b"default-src 'none'; frame-ancestors 'none'"
+_UNLESS_GIVEN = (
+    # For responses that are not pages.
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    # A browser asks whether its copy is the newest: modules of two versions are no page.
+    (b"cache-control", b"no-cache"),
+)
 _REFUSED: dict[AccessRefusal, tuple[int, dict[str, str]]] = {
     # Misdirected Request, RFC 9110, 15.5.20.
     AccessRefusal.HOST: (421, {}),
@@ -73,7 +76,8 @@ class AccessGuard:
 
 def _with_headers(headers: Any) -> list[tuple[bytes, bytes]]:
     given = [(name.lower(), value) for name, value in headers]
-    own = [] if any(name == _POLICY for name, _ in given) else [(_POLICY, _NOTHING)]
+    names = {name for name, _ in given}
+    own = [pair for pair in _UNLESS_GIVEN if pair[0] not in names]
     return [*given, *_HEADERS, *own]
 
 

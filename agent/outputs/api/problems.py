@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from agent.errors import StoreUnavailable
 from agent.outputs.api.base_responses import BaseResponse
+from agent.outputs.api.descriptions import describe
 from agent.settings.values import did_you_mean, shown
 
 PROBLEM_JSON = "application/problem+json"
@@ -105,13 +106,18 @@ PROBLEM = {"schema": {"$ref": f"#/components/schemas/{ProblemResponse.__name__}"
 
 
 class DocumentedApi(FastAPI):
-    """An application whose document has the media type of problems."""
+    """An application whose document has the media type of problems, and describes everything."""
 
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI document."""
         if self.openapi_schema is None:
-            for operation in _operations(super().openapi()):
+            document = super().openapi()
+            for operation in _operations(document):
                 _name_problems(operation["responses"])
+            for model in _NOT_SENT:
+                document["components"]["schemas"].pop(model, None)
+            describe(document)
+            _name_token(document)
         return super().openapi()
 
 
@@ -120,8 +126,25 @@ def _operations(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from methods.values()
 
 
+def _name_token(document: dict[str, Any]) -> None:
+    """Say that queries may need a token, which depends on the agent's settings."""
+    scheme = {"type": "http", "scheme": "bearer", "description": _TOKEN}
+    document["components"]["securitySchemes"] = {"token": scheme}
+    for path, methods in document["paths"].items():
+        if path.startswith("/api/") or path == "/metrics":
+            for operation in methods.values():
+                operation["security"] = [{}, {"token": []}]
+
+
+_TOKEN = "a token of `security.read_tokens`, where that is set (docs/security.md)"
+# FastAPI's own models of refusals.
+_NOT_SENT = ("HTTPValidationError", "ValidationError")
+_NOT_PROBLEM = {"schema": {"$ref": f"#/components/schemas/{_NOT_SENT[0]}"}}
+
+
 def _name_problems(responses: dict[str, Any]) -> None:
     # FastAPI gives each model the type of the route's own response.
     for response in responses.values():
-        if PROBLEM in (response.get("content") or {}).values():
+        of_response = list((response.get("content") or {}).values())
+        if PROBLEM in of_response or _NOT_PROBLEM in of_response:
             response["content"] = {PROBLEM_JSON: PROBLEM}

@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,9 +13,11 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 from fastapi.openapi.models import OpenAPI
+from jsonschema import Draft202012Validator
 
 from agent.errors import StoreUnavailable
 from agent.outputs.api import routes
+from agent.outputs.api.descriptions import DESCRIPTIONS, EXAMPLES, PARAMETERS
 from agent.outputs.api.routes import LiveFigures, LiveResponse
 from agent.settings.access import AccessPolicy, TokenFile
 from tests.outputs.api.serving import Api, open_api
@@ -220,6 +223,64 @@ def test_the_document_is_valid_openapi_of_typed_queries(busy: Api) -> None:
             assert responses["422"]["content"] == responses["503"]["content"] == problem, path
 
 
+def test_every_parameter_and_property_has_a_description_and_an_example(busy: Api) -> None:
+    document = busy.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    described = [
+        (f"{path} {given['name']}", given, given["schema"])
+        for path, methods in document["paths"].items()
+        for given in methods["get"].get("parameters", ())
+    ]
+    for model, schema in schemas.items():
+        properties = schema.get("properties", {})
+        described += [(f"{model}.{name}", found, found) for name, found in properties.items()]
+    assert len(described) > 900
+    for where, described_as, schema in described:
+        assert described_as.get("description"), where
+        assert schema.get("examples") or _of_models(schema, schemas), where
+        whole = {**schema, "components": {"schemas": schemas}}
+        for example in schema.get("examples", ()):
+            Draft202012Validator(whole).validate(example)
+
+
+def _of_models(schema: Any, schemas: Any) -> bool:
+    """Whether the schema is of objects whose own properties have examples."""
+    if "$ref" in schema:
+        return "properties" in schemas[schema["$ref"].split("/")[-1]]
+    inner = [*schema.get("anyOf", ()), schema.get("items"), schema.get("additionalProperties")]
+    return any(isinstance(each, dict) and _of_models(each, schemas) for each in inner) or (
+        schema.get("type") == "object" and schema.get("additionalProperties") in (True, None)
+    )
+
+
+def test_no_description_is_of_something_that_is_no_longer_there(busy: Api) -> None:
+    document = busy.get("/openapi.json").json()
+    names = {
+        name: {f"{model}.{name}" for model in document["components"]["schemas"]}
+        for schema in document["components"]["schemas"].values()
+        for name in schema.get("properties", {})
+    }
+    properties = {*names, *chain.from_iterable(names.values())}
+    parameters = {
+        given["name"]
+        for methods in document["paths"].values()
+        for given in methods["get"].get("parameters", ())
+    }
+    assert DESCRIPTIONS.keys() <= properties
+    assert PARAMETERS.keys() <= parameters
+    assert EXAMPLES.keys() <= properties | parameters
+
+
+def test_the_document_says_where_a_token_may_be_needed(busy: Api) -> None:
+    document = busy.get("/openapi.json").json()
+    assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+    of_paths = {
+        path: methods["get"].get("security", []) for path, methods in document["paths"].items()
+    }
+    assert of_paths["/api/v1/summary"] == of_paths["/metrics"] == [{}, {"token": []}]
+    assert of_paths["/healthz"] == []
+
+
 RUNBOOKS = Path(__file__).parents[3] / "docs" / "runbooks"
 RUNBOOK_NAMES = sorted(path.name for path in RUNBOOKS.iterdir())
 
@@ -265,6 +326,26 @@ def test_no_path_leads_out_of_the_folder(busy: Api, path: str) -> None:
         response = b"".join(iter(lambda: client.recv(65536), b""))
     assert response.split(b" ")[1] == b"404", response
     assert b"there is no runbook" in response
+
+
+# Size and copies
+
+
+def test_large_responses_are_compressed_and_small_ones_and_streams_are_not(busy: Api) -> None:
+    def encoding(path: str) -> str | None:
+        with requests.get(f"{busy.url}{path}", timeout=WITHIN_S, stream=True) as response:
+            return response.headers.get("Content-Encoding")
+
+    assert encoding("/openapi.json") == encoding("/assets/vendor/swagger-ui.js") == "gzip"
+    assert encoding("/healthz") is encoding("/api/v1/live") is None
+
+
+def test_a_browser_asks_whether_its_copy_of_a_file_is_the_newest(busy: Api) -> None:
+    first = busy.get("/assets/page.js")
+    assert first.headers["Cache-Control"] == "no-cache"
+    known = {"If-None-Match": first.headers["ETag"]}
+    again = requests.get(f"{busy.url}/assets/page.js", headers=known, timeout=WITHIN_S)
+    assert (again.status_code, again.content) == (304, b"")
 
 
 # Unknown parameters

@@ -23,5 +23,7 @@ window.SwaggerUIBundle({
   deepLinking: false,
   defaultModelsExpandDepth: 0,
   tagsSorter: "alpha",
+  // The page's own login is used.
+  plugins: [() => ({wrapComponents: {authorizeBtn: () => () => null, authorizeOperationBtn: () => () => null}})],
   requestInterceptor: (request) => ({...request, headers: {...request.headers, ...authorization()}}),
 });
