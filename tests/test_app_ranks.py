@@ -72,6 +72,9 @@ def test_the_load_of_each_rank_their_skew_and_the_balance_of_experts_are_publish
             shown(agent, "llm_engine_rank_step_seconds", 0.025, **LABELS, rank="0")
             shown(agent, "llm_engine_rank_step_seconds", 0.05, **LABELS, rank="3")
             shown(agent, "llm_engine_rank_skew_ratio", 1.6, **LABELS, measure="step_time")
+            (row,) = agent.api.items("/api/v1/engines", {})
+            assert row["rank_skew"]["requests"] == pytest.approx(12 / 7.5)
+            assert row["rank_skew"]["step_time"] == pytest.approx(1.6)
             with log.open("a") as lines:
                 lines.write(EXPERTS.format(300, 1536.0, 2048, 0.75))
                 lines.write(EXPERTS.format(400, 256.0, 1024, 0.25))

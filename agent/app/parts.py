@@ -155,6 +155,7 @@ class EngineRows:
                     None if monitors is None else monitors.problem_of(name),
                 ),
                 "role": self._roles[name],
+                "rank_skew": self._meter.rank_skew(name),
                 "stale_after_s": self._stale_after_s[name],
                 "ejected": None if proxying is None else proxying.why_out(name),
                 **_state_of(states.get(name)),

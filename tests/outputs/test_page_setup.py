@@ -196,6 +196,23 @@ def test_an_engine_has_the_state_of_its_probes_in_words_and_with_its_colour(
         assert faults(there, api.url, "now") == []
 
 
+def test_engines_with_several_ranks_show_how_uneven_these_are(browser: Browser, api: Api) -> None:
+    known = {"agent": "a", "up": True, "model": None, "dialect": "vllm", "stale_after_s": 15.0}
+    skew = {"requests": 2.15, "kv_cache_usage": 1.4}
+    uneven: dict[str, Any] = {"name": "ranks", "rank_skew": skew}
+    engines = [uneven, {"name": "one", "rank_skew": None}]
+    api.agent.engines = [{**known, "read_at": api.agent.now, **each} for each in engines]
+    with opened_in(browser, api.url) as there:
+        table = there.page.get_by_role("region", name="Skew of data-parallel ranks")
+        table.wait_for()
+        (row,) = table.locator("tbody tr").all()
+        assert row.locator("th").inner_text() == "ranks"
+        unknown = "\N{EN DASH}"
+        assert row.locator("td").all_inner_texts() == ["2.15", unknown, unknown, "1.4", unknown]
+        assert [each.inner_text() for each in row.locator(".missed").all()] == ["2.15"]
+        assert faults(there, api.url, "now") == []
+
+
 def test_a_page_without_a_running_agent_is_not_live(browser: Browser, api: Api) -> None:
     api.beat("agent-0")
     api.store_gpus(gpu_sample(api.agent.now - 10, "GPU-1"))

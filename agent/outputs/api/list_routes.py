@@ -53,6 +53,11 @@ class EngineResponse(BaseResponse):
     running: float | None = Field(default=None, description="requests in the engine's batch")
     waiting: float | None = Field(default=None, description="requests in its queue")
     kv_cache_usage: float | None = Field(default=None, description="share of the KV cache in use")
+    rank_skew: Mapping[str, float] | None = Field(
+        default=None,
+        description="highest of the data-parallel ranks over their mean in the last 5 minutes, by "
+        "requests, running, waiting, kv_cache_usage and step_time; null with one rank",
+    )
     ejected: str | None = Field(
         default=None,
         description="why the proxy sends it no new requests, such as `error 500`; null if it does",

@@ -416,6 +416,12 @@ class Meter:
         with self._lock:
             return dict(self._samples)
 
+    def rank_skew(self, engine: str) -> Mapping[str, float] | None:
+        """How uneven the ranks of an engine are, by measure; None with one rank, or while down."""
+        with self._lock:
+            is_up = self._samples.get(engine) is not None
+            return self._ranks.skews(engine) or None if is_up else None
+
     def is_up(self, engine: str) -> bool:
         """Whether the last scrape of the engine succeeded."""
         with self._lock:

@@ -35,6 +35,11 @@ class RankGauges:
         if window := self._windows.get(sample.engine):
             window.sample(sample)
 
+    def skews(self, engine: str) -> Mapping[str, float]:
+        """How uneven the engine's ranks are, by measure; empty with one rank."""
+        window = self._windows.get(engine)
+        return {} if window is None else window.skews()
+
     def gauges(self, published: Mapping[str, EngineSample | None]) -> Gauges:
         """The gauges of the engines whose newest sample is `published`."""
         gauges: Gauges = defaultdict(dict)

@@ -108,7 +108,7 @@ def test_engines_are_listed_as_they_were_read(api: Api) -> None:
     ]
     one, other = api.query("engines")["items"]
     assert unix(one.pop("read_at")) == at
-    none = dict.fromkeys(("problem", "ejected", "role"))
+    none = dict.fromkeys(("problem", "ejected", "role", "rank_skew"))
     stateless = dict.fromkeys(("state", "state_detail", "state_why", "state_since"))
     aged = {"age_s": api.agent.now - at, "stale_after_s": 15.0}
     assert one == {**read, **load, **none, **stateless, **aged}

@@ -29,6 +29,19 @@ const unreported = (engines) => Object.entries(ENGINE_FIELDS)
   .filter(([key]) => engines.some((each) => each[key] == null))
   .map(([, name]) => [name, "an engine cannot be reached, or does not report it"]);
 
+const SKEWS = {requests: "requests", running: "running", waiting: "waiting", kv_cache_usage: "KV cache", step_time: "step"};
+// The alert on uneven ranks fires above this.
+const UNEVEN = 1.5;
+const skewed = (ratio) => (ratio > UNEVEN ? {text: number(ratio, 2), kind: "missed"} : number(ratio, 2));
+
+function Skew({engines, address}) {
+  const uneven = engines.filter(({rank_skew: skew}) => skew);
+  return uneven.length > 0 && html`
+    <${Table} label="Skew of data-parallel ranks: the highest over the mean, last 5 minutes" head=${["engine", ...Object.values(SKEWS)]} pairs
+      rows=${uneven.map(({name, rank_skew: skew}) => [only(address, "now", "engine", name), ...Object.keys(SKEWS).map((key) => skewed(skew[key]))])} />
+    <${Note}>1 is even; with N ranks, N is everything on one. <a href="/docs/skew.md">Uneven ranks</a>.<//>`;
+}
+
 const GPU_FIELDS = {
   gpu_utilization_ratio: "busy", gpu_memory_used_bytes: "memory used", gpu_memory_total_bytes: "memory",
   gpu_power_watts: "power",
@@ -92,6 +105,7 @@ export function Fleet({live: figures, starts, is_range, address}) {
       rows=${engines.map(engine(live))}
       empty=${agents.length && agents.every(has_ended) ? "No agent runs, so no engine is watched." : "No engine is configured or was found."} />
     <${Reasons} of=${unreported(engines)} />
+    <${Skew} engines=${engines.filter((each) => is_fresh(live, each))} address=${address} />
     <${Starts} of=${starts} address=${address} />
     <h2>GPUs</h2>
     <${Table} label="GPUs at their newest sample" rows=${gpus.map(gpu(live))}
