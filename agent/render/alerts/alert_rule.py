@@ -31,8 +31,11 @@ class Timings:
 
     def window(self, seconds: float) -> str:
         """A range in PromQL, never too short for the scrape interval."""
-        shortest_s = _SCRAPES_IN_A_WINDOW * self.scrape_interval_s
-        return _written(max(self.seconds(seconds), shortest_s))
+        return _written(self.window_s(seconds))
+
+    def window_s(self, seconds: float) -> float:
+        """The length of that range in seconds."""
+        return max(self.seconds(seconds), _SCRAPES_IN_A_WINDOW * self.scrape_interval_s)
 
     def hold(self, seconds: float) -> str:
         """A hold time in the format of Prometheus."""
@@ -117,6 +120,8 @@ class RuleLabels:
 class Alert:
     """One alert. It fires after its condition held for `hold_s`.
 
+    It goes on for `keep_s` after its condition has ended; one failed scrape ends every series for a
+    moment, and would end the alert.
     `variables` are labels that the links to the runbook and the dashboard set. `summary` holds no
     value, so that it stays the same while the alert fires; `description` does. `more` is a template
     for further parts of the dashboard's URL.
@@ -128,6 +133,7 @@ class Alert:
     summary: str
     description: str
     hold_s: float = 0.0
+    keep_s: float = MINUTE_S
     dashboard: DashboardUid | None = DashboardUid.OPERATIONS
     variables: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -151,8 +157,9 @@ class Alert:
                 self.dashboard, values, self.back_s, self.more
             )
         held = {"for": timings.hold(self.hold_s)} if self.hold_s else {}
-        # One failed scrape ends every series for a moment, and would end the alert.
-        held["keep_firing_for"] = timings.hold(MINUTE_S)
+        # As long as a window of the same length, which is never too short for the scrape interval.
+        kept = timings.hold if self.keep_s == MINUTE_S else timings.window
+        held["keep_firing_for"] = kept(self.keep_s)
         return {
             "alert": self.name,
             "expr": self.expression,

@@ -19,7 +19,7 @@ from agent.render.alerts.alert_rule import (
     Timings,
 )
 from agent.render.alerts.gpu_alerts import MEMORY_XIDS
-from agent.render.alerts.objective_alerts import EXPLAINED
+from agent.render.alerts.objective_alerts import EXPLAINED, PAGED_LATELY
 from agent.render.alerts.vllm_alerts import ON_MODEL, ON_PAGE
 from agent.render.promql import among
 
@@ -151,6 +151,7 @@ _LATENCY = (
     *("LlmTtftOverLimit", "LlmTpotOverLimit", "LlmDurationOverLimit"),
     *("LlmQueueTimeHigh", "LlmEngineMissesObjective"),
 )
+_OF_USERS = (*_LATENCY, "LlmErrorRatioOverLimit")
 _DEATHS = (
     "LlmCudaOutOfMemory",
     "LlmHostOutOfMemory",
@@ -187,8 +188,11 @@ _OF_OBJECTIVES = (
     # The page on an engine explains the misses of its users. Tickets stay: their windows are longer
     # than the trouble of an engine.
     Inhibition((EXPLAINED,), (OUTAGE, BURN), OBJECTIVE, only_targets=_PAGES),
-    # The effect on users sends one message, that of the objective.
-    Inhibition((OUTAGE, BURN), _LATENCY, OBJECTIVE, only_sources=_PAGES),
+    # The effect on users sends one message, that of the objective. The misses of a page that has
+    # ended are in the windows of slower alerts for a while.
+    Inhibition((OUTAGE, BURN), _OF_USERS, OBJECTIVE, only_sources=_PAGES),
+    Inhibition((PAGED_LATELY,), (BURN,), OBJECTIVE, only_targets=('tier="2"',)),
+    Inhibition((PAGED_LATELY,), _OF_USERS, OBJECTIVE),
     Inhibition(
         (OUTAGE, BURN), ("LlmQueueDeep", "LlmTooFewReplicas"), ("model",), only_sources=_PAGES
     ),

@@ -18,7 +18,6 @@ from agent.render.alerts.alert_rule import (
     Alert,
     Severity,
     Timings,
-    fired,
     while_firing,
 )
 from agent.render.links import DashboardUid
@@ -163,7 +162,8 @@ def _seen_within(seconds: float, xids: Matcher) -> str:
 def _memory(timings: Timings) -> Iterator[Alert]:
     window = timings.window(HOUR_S)
     uncorrected = value_of(fact.ECC_ERRORS, eq("severity", "uncorrected"))
-    paged = fired((_XID_CRITICAL,), GPU, window, among("xid", MEMORY_XIDS))
+    xid = value_of(fact.XID_LAST_SEEN, among("xid", MEMORY_XIDS))
+    paged = f"time() - {_MAX} ({xid}) < {timings.window_s(HOUR_S):g}"
     yield _alert(
         name="GpuEccUncorrected",
         severity=Severity.PAGE,

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import cleandoc
 
-from agent.analysis.burn_rates import BURN, OUTAGE
 from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
 from agent.catalog.time_units import HOUR_S, MINUTE_S
@@ -13,11 +12,9 @@ from agent.records.request import BY_CLIENT, FAILED
 from agent.render.alerts.alert_rule import (
     ENGINE_MODEL,
     MIN_COUNT,
-    ON_PAGES,
     Alert,
     Severity,
     Timings,
-    fired,
     latency,
     not_of_presets,
     number,
@@ -28,9 +25,8 @@ from agent.render.alerts.alert_rule import (
 )
 from agent.render.promql import among, eq, histogram_of, like, none_of, value_of
 
-# A page on the objective's budget comes sooner than a ticket that must hold for so long. The
-# ticket's window still contains the misses after that page has ended.
-_HOLD_S, _PAGED_LATELY_S = 10.0 * MINUTE_S, 20 * MINUTE_S
+# A page on the objective's budget comes sooner than a ticket that must hold for so long.
+_HOLD_S = 10.0 * MINUTE_S
 _WINDOW_S = 10 * MINUTE_S
 _VARIABLES = ("objective", "engine", "model")
 
@@ -135,7 +131,7 @@ def _over_limit(
     return _ticket(
         objective,
         row.alert,
-        condition + _unless_paged(objective, timings),
+        condition,
         f"The {share} of {row.name} of {{{{ $labels.model }}}} on {{{{ $labels.engine }}}} is over "
         f"the limit of objective {objective.name}",
         f"The {share} of {row.name} over {window} is about {{{{ $value | humanizeDuration }}}}, "
@@ -191,7 +187,7 @@ def _queue_time(objective: Objective, bound_s: float, timings: Timings) -> Alert
     return _ticket(
         objective,
         "LlmQueueTimeHigh",
-        condition + _unless_paged(objective, timings),
+        condition,
         f"Requests to {{{{ $labels.model }}}} on {{{{ $labels.engine }}}} spend the time that "
         f"objective {objective.name} gives them in the queue",
         f"The {percentile(objective.target)} of the time in the queue over {window} is about "
@@ -214,7 +210,7 @@ def _errors(objective: Objective, limit: float, timings: Timings) -> Alert:
     return _ticket(
         objective,
         "LlmErrorRatioOverLimit",
-        condition + _unless_paged(objective, timings),
+        condition,
         f"More requests to {{{{ $labels.model }}}} on {{{{ $labels.engine }}}} fail than objective "
         f"{objective.name} allows",
         f"{{{{ $value | humanizePercentage }}}} of the requests over {window} failed; objective "
@@ -239,10 +235,3 @@ def _ticket(
         description=description,
         variables=_VARIABLES,
     )
-
-
-def _unless_paged(objective: Objective, timings: Timings) -> str:
-    """The end of an expression: no ticket soon after a page on the same objective."""
-    of_it = eq("objective", objective.name)
-    lately = fired((OUTAGE, BURN), ("model",), timings.window(_PAGED_LATELY_S), of_it, ON_PAGES)
-    return f"\nunless on (model)\n{lately}"

@@ -31,7 +31,6 @@ from agent.render.alerts.alert_rule import (
     Recording,
     Severity,
     Timings,
-    fired,
     firing,
     latency,
     not_of_presets,
@@ -43,7 +42,9 @@ from agent.render.alerts.alert_rule import (
 )
 from agent.render.promql import among, eq, escaped, filled, none_of, value_of
 
-EXPLAINED = "LlmMissesExplained"
+EXPLAINED, PAGED_LATELY = "LlmMissesExplained", "LlmObjectivePagedLately"
+# They are sent to no receiver.
+MUTING = (EXPLAINED, PAGED_LATELY)
 
 # As long as the window of the quickest alerts on an objective: requests that an engine did not
 # answer in time are counted when it answers again.
@@ -60,19 +61,10 @@ _JUDGED = value_of(m.SLO_REQUESTS, among("verdict", (Verdict.MET, Verdict.MISSED
 def _explained(timings: Timings) -> Alert:
     """The alert that mutes pages on an objective while pages on engines give the reason."""
     window = timings.window(_WINDOW_S)
-    missed = f"increase({_MISSED}[{window}])"
-    of_engines, of_models = firing(engine_alerts.PAGES), firing(request_alerts.PAGES)
     return Alert(
         name=EXPLAINED,
         severity=Severity.NONE,
-        expression=cleandoc(f"""
-            sum by (objective, model) ({missed}
-              and on (instance, engine) max_over_time({of_engines}[{window}])
-              or {missed}
-              and on (instance, engine, model) max_over_time({of_models}[{window}]))
-              / (sum by (objective, model) ({missed}) > 0)
-              >= {_MOST}
-        """),
+        expression=_misses_on_paged_engines(window),
         summary=f"Requests to {_MODEL} miss objective {_OBJECTIVE} on engines that have pages of "
         "their own",
         description=f"{{{{ $value | humanizePercentage }}}} of the misses over {window} are of "
@@ -80,6 +72,20 @@ def _explained(timings: Timings) -> Alert:
         f"{percent(_MOST)} on it mutes the pages on the objective.",
         variables=OBJECTIVE,
     )
+
+
+def _misses_on_paged_engines(window: str) -> str:
+    """Most misses are of engines with pages: an inhibition cannot tell how many are."""
+    missed = f"increase({_MISSED}[{window}])"
+    of_engines, of_models = firing(engine_alerts.PAGES), firing(request_alerts.PAGES)
+    return cleandoc(f"""
+        sum by (objective, model) ({missed}
+          and on (instance, engine) max_over_time({of_engines}[{window}])
+          or {missed}
+          and on (instance, engine, model) max_over_time({of_models}[{window}]))
+          / (sum by (objective, model) ({missed}) > 0)
+          >= {_MOST}
+    """)
 
 
 _HOLD_S = 10.0 * MINUTE_S
@@ -258,9 +264,10 @@ def _not_of_presets(window: str) -> str:
 
 def objective_alerts(objectives: Sequence[Objective], timings: Timings) -> Iterator[Alert]:
     """Every alert on objectives: those on budgets hold for whatever objectives agents have."""
-    # This alert mutes the others, so it comes first.
+    # These alerts mute others, so they come first.
     yield _explained(timings)
     for period in _periods(objectives):
+        yield _paged_lately(period, timings)
         yield _outage(period, timings)
         for tier in TIERS:
             yield _burn(period, tier, timings)
@@ -276,12 +283,10 @@ def _burn(period: _Period, tier: Tier, timings: Timings) -> Alert:
     long_s, short_s = tier.long_of(period.window_s), tier.short_of(period.window_s)
     long, short = timings.window(long_s), timings.window(short_s)
     factor = number(tier.factor)
-    # A tier that only a total failure could fire is left out.
-    threshold = f"({factor} * {ALLOWED} < {MAX_THRESHOLD})"
     return Alert(
         name=BURN,
         severity=Severity.PAGE if tier.pages else Severity.TICKET,
-        expression=_missed_more(period, threshold, (long, short)) + _unless_paged(tier, short),
+        expression=_burns(period, tier, timings),
         hold_s=HOLD_S,
         labels={"tier": str(tier.number)},
         summary=f"{_MODEL} uses the error budget of objective {_OBJECTIVE} at {factor} times the "
@@ -295,27 +300,52 @@ def _burn(period: _Period, tier: Tier, timings: Timings) -> Alert:
     )
 
 
-def _unless_paged(tier: Tier, window: str) -> str:
-    """The end of the expression of a slower page: no page soon after a quicker one.
+def _burns(period: _Period, tier: Tier, timings: Timings) -> str:
+    windows = (
+        timings.window(tier.long_of(period.window_s)),
+        timings.window(tier.short_of(period.window_s)),
+    )
+    # A tier that only a total failure could fire is left out.
+    threshold = f"({number(tier.factor)} * {ALLOWED} < {MAX_THRESHOLD})"
+    return _missed_more(period, threshold, windows)
 
-    The misses of a quicker page that has ended are still in the slower page's window. The same
-    holds for misses that a page on an engine explains. Tickets have no such end: their windows are
-    days.
+
+def _fails(period: _Period, timings: Timings) -> str:
+    allowed = f"({ALLOWED} >= {outage_budget(period.window_s):.6g})"
+    window = timings.window(OUTAGE_WINDOW_S)
+    return _missed_more(period, f"((1 + {allowed}) / 2)", (window,))
+
+
+def _paged_lately(period: _Period, timings: Timings) -> Alert:
+    """The alert that mutes slower alerts on misses that a quicker page has reported.
+
+    It goes on after that page has ended, for as long as the slower page's short window has the
+    misses. The same holds for misses that a page on an engine explains.
     """
-    if tier is TIERS[0] or not tier.pages:
-        return ""
-    # The alert on an outage has no tier.
-    quicker = among("tier", ("", TIERS[0].number))
-    return f"\nunless\n{fired((OUTAGE, BURN, EXPLAINED), OBJECTIVE, window, quicker)}"
+    first, slower = TIERS[:2]
+    paged = (
+        _fails(period, timings),
+        _burns(period, first, timings),
+        _misses_on_paged_engines(timings.window(_WINDOW_S)),
+    )
+    return Alert(
+        name=PAGED_LATELY,
+        severity=Severity.NONE,
+        expression="\nor\n".join(f"(\n{each}\n)" for each in paged),
+        hold_s=HOLD_S,
+        keep_s=slower.short_of(period.window_s),
+        summary=f"Misses of objective {_OBJECTIVE} by {_MODEL} were reported a short time ago",
+        description="This alert is sent to no receiver. It mutes slower alerts on the same misses.",
+        variables=OBJECTIVE,
+    )
 
 
 def _outage(period: _Period, timings: Timings) -> Alert:
     window = timings.window(OUTAGE_WINDOW_S)
-    allowed = f"({ALLOWED} >= {outage_budget(period.window_s):.6g})"
     return Alert(
         name=OUTAGE,
         severity=Severity.PAGE,
-        expression=_missed_more(period, f"((1 + {allowed}) / 2)", (window,)),
+        expression=_fails(period, timings),
         hold_s=HOLD_S,
         summary=f"Most requests to {_MODEL} miss objective {_OBJECTIVE}",
         description=f"{_share_missed(window)}{_most_on(Verdict.MISSED)}{_most_excess(window)}",

@@ -9,7 +9,7 @@ from agent.catalog import gpu_facts
 from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
 from agent.render.alerts.agent_alerts import WATCHDOG
-from agent.render.alerts.objective_alerts import EXPLAINED
+from agent.render.alerts.objective_alerts import MUTING
 from agent.render.dashboards.panel_parts import (
     AGENT,
     GPU,
@@ -207,10 +207,9 @@ EVENTS = _prometheus_annotation(
     "{{kind}} on {{engine}}",
     "engine,kind",
 )
+_SENT_TO_NOBODY = "|".join((WATCHDOG, *MUTING))
 # By name, because an organisation may call its severities otherwise.
-FIRING = (
-    f'ALERTS{{alertname=~"(Llm|Gpu).+",alertname!~"{WATCHDOG}|{EXPLAINED}",alertstate="firing"}}'
-)
+FIRING = f'ALERTS{{alertname=~"(Llm|Gpu).+",alertname!~"{_SENT_TO_NOBODY}",alertstate="firing"}}'
 ALERTS = _prometheus_annotation(
     "Alerts",
     "red",

@@ -101,6 +101,31 @@ def test_every_series_and_label_is_in_the_catalogue() -> None:
     assert len(seen) > 40
 
 
+# What an inhibition cannot do, by alert.
+READ_ALERTS = {
+    **dict.fromkeys(
+        ("LlmMissesExplained", "LlmObjectivePagedLately"),
+        "the share of an objective's misses on engines with pages",
+    ),
+    **dict.fromkeys(
+        (
+            *("LlmEngineDied", "LlmEngineHanging", "LlmCudaOutOfMemory", "LlmHostOutOfMemory"),
+            *("LlmEngineGpuFault", "LlmEngineSizingError", "GpuXidCritical"),
+            *("LlmEngineDown", "LlmEngineNeverUp"),
+        ),
+        "it goes on until the engine or the GPU is back",
+    ),
+    **dict.fromkeys(
+        ("LlmEngineRestarted", "VllmRestarted"), "the page has ended when its restart is counted"
+    ),
+}
+
+
+def test_only_what_an_inhibition_cannot_do_reads_alerts() -> None:
+    reading = {alert["alert"] for alert in ALERTS if "ALERTS{" in alert["expr"]}
+    assert reading == READ_ALERTS.keys()
+
+
 @cache
 def exposed(page: str) -> list[Sample]:
     text = (PAGES / page).read_text(encoding="utf-8")

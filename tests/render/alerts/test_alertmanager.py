@@ -151,6 +151,11 @@ def _budget(model: str, name: str, severity: str, tier: str = "", *, muted: bool
     return Sent(name, severity, muted, {**labels, "tier": tier} if tier else labels)
 
 
+def _on_limit(model: str, name: str) -> Sent:
+    labels = {"objective": "chat", "model": model, "instance": "a:9470", "engine": "chat-5"}
+    return Sent(name, "warning", True, labels)
+
+
 _BURN = "LlmObjectiveBudgetBurn"
 SENT = (
     _of(WATCHDOG, "info"),
@@ -164,6 +169,13 @@ SENT = (
         muted=True,
         **{"objective": "chat", "model": "llama", "instance": "a:9470", "engine": "chat-9"},
     ),
+    # A page that has ended, and slower alerts on its misses.
+    _budget("m5", "LlmObjectivePagedLately", "info", muted=False),
+    _budget("m5", _BURN, "critical", "2", muted=True),
+    _on_limit("m5", "LlmTtftOverLimit"),
+    _on_limit("m5", "LlmErrorRatioOverLimit"),
+    _budget("m6", "LlmObjectivePagedLately", "info", muted=False),
+    _budget("m6", _BURN, "warning", "3", muted=False),
     # The queue is what makes it slow, and more replicas are what it needs.
     _engine(9, "LlmQueueDeep", "warning", muted=True, model="llama"),
     _of("LlmTooFewReplicas", "warning", muted=True, **{"objective": "chat", "model": "llama"}),

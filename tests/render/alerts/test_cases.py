@@ -250,6 +250,7 @@ ENGINES = of_groups(TEXTS[RULES], "goodput-engines")
 BOTH = of_groups(TEXTS[RULES], *_BUDGETS, "goodput-engines")
 ALL = of_groups(TEXTS[RULES], *_BUDGETS, "goodput-engines", "goodput-requests")
 BURN, OUTAGE, EXPLAINED = "LlmObjectiveBudgetBurn", "LlmObjectiveOutage", "LlmMissesExplained"
+PAGED = objective_cases.PAGED
 
 
 def test_a_down_engine_is_reported_for_days_and_forgotten_when_it_leaves_the_settings(
@@ -282,7 +283,7 @@ _DEAD = {
     f"llm_engine_up{{{ENGINE}}}": "1x20 0x80",
 }
 # Prometheus knows no more than these minutes, so that all windows are short.
-_MISSED = {"LlmEngineDied": 1, "LlmEngineDown": 1, OUTAGE: 1, BURN: 2}
+_MISSED = {"LlmEngineDied": 1, "LlmEngineDown": 1, OUTAGE: 1, BURN: 2, PAGED: 1}
 
 
 def test_an_engine_explains_its_own_misses_and_not_those_of_others(tmp_path: Path) -> None:
@@ -308,7 +309,7 @@ def _ended(model: str, **by_status: str) -> Series:
 def test_what_happens_on_one_model_explains_no_miss_of_another(tmp_path: Path) -> None:
     """Every request to llama misses, once a wrong name is asked for every 20 s beside it."""
     missing = {**_on("chat-0", "0+60x20 1200x80", "0x20 0+60x80"), **_ended("llama", ok="0+60x100")}
-    missed = {OUTAGE: 1, BURN: 2}
+    missed = {OUTAGE: 1, BURN: 2, PAGED: 1}
     typo = {**missing, **_ended("unknown", invalid="0+3x100", error="0x100", ok="0x100")}
     other = {**missing, **_ended("qwen", error="0+3x100", ok="0x100")}
     own = {**missing, **_ended("llama", error="0x20 0+60x80", ok="0+60x20 1200x80")}
@@ -327,7 +328,7 @@ def test_a_page_of_ten_minutes_ago_explains_nothing(tmp_path: Path) -> None:
         f"llm_engine_up{{{ENGINE}}}": "1x20 0x4 1x80",
         **_on("chat-0", "0+60x35 2100x60", "0x35 0+60x60"),
     }
-    checks = [firing(24, {"LlmEngineDown": 1}), firing(45, {OUTAGE: 1, BURN: 2})]
+    checks = [firing(24, {"LlmEngineDown": 1}), firing(45, {OUTAGE: 1, BURN: 2, PAGED: 1})]
     assert complaints(tmp_path, BOTH, [play("later", {**AROUND, **series}, checks)]) == ""
 
 
@@ -341,11 +342,13 @@ def test_misses_that_an_engine_explained_cause_no_page_when_it_is_back(tmp_path:
     down = {"LlmEngineDown": 1, EXPLAINED: 1}
     series = {**AROUND, **engine}
     checks = [
-        firing(960, {**down, BURN: 1}),
-        firing(1015, {**down, BURN: 1}),
-        # The ticket on what is left of the budget; the half hour is still full of misses.
-        firing(1040, {BURN: 1}),
-        firing(1050, {BURN: 1}),
+        firing(960, {**down, BURN: 1, PAGED: 1}),
+        # The second tier, which Alertmanager mutes, and the ticket on what is left of the budget.
+        firing(1015, {**down, BURN: 2, PAGED: 1}),
+        # The half hour is still full of misses.
+        firing(1040, {BURN: 2, PAGED: 1}),
+        firing(1050, {BURN: 1, PAGED: 1}),
+        firing(1060, {BURN: 1}),
     ]
     test = play("back", series, checks, step="5m")
     assert complaints(tmp_path, BOTH, [test], every="5m") == ""
