@@ -19,7 +19,16 @@ main.command()(render)
 ALERTS = {"goodput-agent.yml", "vllm-alone.yml", "alertmanager.yml"}
 DASHBOARDS = {
     f"goodput-{name}.json"
-    for name in ("fleet", "objectives", "operations", "gpus", "capacity", "agents", "requests")
+    for name in (
+        "fleet",
+        "objectives",
+        "operations",
+        "gpus",
+        "capacity",
+        "agents",
+        "requests",
+        "requests-api",
+    )
 }
 
 KUBERNETES = "deploy/kubernetes/prometheusrule.yaml"

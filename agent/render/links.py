@@ -15,6 +15,11 @@ class DashboardUid(StrEnum):
     GPUS = "goodput-gpus"
     AGENTS = "goodput-agents"
     REQUESTS = "goodput-requests"
+    REQUESTS_API = "goodput-requests-api"
+
+
+# The dashboards of single requests, with the data source of each.
+REQUEST_DASHBOARDS = {DashboardUid.REQUESTS: "PostgreSQL", DashboardUid.REQUESTS_API: "API"}
 
 
 @dataclass(frozen=True, slots=True)

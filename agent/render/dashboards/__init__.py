@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from agent.records.objective import Objective
 from agent.render.dashboards import request_sql
 from agent.render.dashboards.agent_panels import AGENT_ROWS
+from agent.render.dashboards.api_panels import API_ROWS, CHOSEN, WORST_BY
 from agent.render.dashboards.efficiency_panels import CAPACITY_ROWS, EFFICIENCY_ROW, ESTIMATES_ROW
 from agent.render.dashboards.engine_panels import ENGINE_ROWS
 from agent.render.dashboards.fleet_panels import fleet_rows
@@ -12,6 +13,7 @@ from agent.render.dashboards.gpu_panels import GPU_ROWS
 from agent.render.dashboards.grafana_json import (
     ALERTS,
     EVENTS,
+    INFINITY_SOURCE,
     JAEGER_SOURCE,
     POSTGRES_SOURCE,
     STORED,
@@ -46,6 +48,7 @@ def all_dashboards(objectives: Sequence[Objective]) -> Iterator[Dashboard]:
     yield from _of_services(objectives)
     yield from _of_resources()
     yield _requests()
+    yield _requests_of_api()
 
 
 def _of_services(objectives: Sequence[Objective]) -> Iterator[Dashboard]:
@@ -127,6 +130,22 @@ def _requests() -> Dashboard:
             sql_variable("model", request_sql.MODELS),
             sql_variable("tenant", request_sql.TENANTS),
             choice_variable("worst_by", "Worst by", request_sql.WORST_BY),
+            text_variable("request", "Request"),
+        ),
+    )
+
+
+def _requests_of_api() -> Dashboard:
+    return Dashboard(
+        uid=DashboardUid.REQUESTS_API,
+        title="Goodput / Requests (API)",
+        description="Single requests from the agent's API, for an agent without PostgreSQL. Needs "
+        "the Infinity data source.",
+        rows=API_ROWS,
+        variables=(
+            INFINITY_SOURCE,
+            *(text_variable(name, name.title()) for name in CHOSEN),
+            choice_variable("worst_by", "Worst by", WORST_BY),
             text_variable("request", "Request"),
         ),
     )

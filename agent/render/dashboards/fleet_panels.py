@@ -42,7 +42,7 @@ from agent.render.dashboards.panel_parts import (
     total,
     warn_above,
 )
-from agent.render.links import DashboardUid
+from agent.render.links import REQUEST_DASHBOARDS, DashboardUid
 from agent.render.promql import PLACE_LABELS, among, by
 
 _STAT_WIDTH, _STAT_HEIGHT = 4, 5
@@ -148,7 +148,7 @@ _DETAILS = Column(
         _to("This engine", DashboardUid.OPERATIONS),
         _to("Its objectives", DashboardUid.OBJECTIVES),
         _to("Its capacity and cost", DashboardUid.CAPACITY),
-        _to("Its requests", DashboardUid.REQUESTS),
+        *(_to(f"Its requests ({source})", uid) for uid, source in REQUEST_DASHBOARDS.items()),
     ),
 )
 

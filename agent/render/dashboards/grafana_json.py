@@ -15,6 +15,7 @@ from agent.render.dashboards.panel_parts import (
     GPU,
     RATE,
     VARIABLES,
+    Api,
     Column,
     Dashboard,
     Link,
@@ -52,7 +53,12 @@ _NARROWED: Mapping[str, tuple[str, ...]] = {
 _CHOICES = {"model": (Matcher("model", f'model!="{m.UNKNOWN}"'),)}
 _LABELS = {"gpu": "GPU"}
 
-_SOURCES = {PROMETHEUS["type"]: "Prometheus", POSTGRES["type"]: "PostgreSQL"}
+INFINITY = {"type": "yesoreyeram-infinity-datasource", "uid": "${datasource}"}
+_SOURCES = {
+    PROMETHEUS["type"]: "Prometheus",
+    POSTGRES["type"]: "PostgreSQL",
+    INFINITY["type"]: "Infinity",
+}
 
 _ON_TIME_CHANGE = 2
 _LABEL_VALUES = 1
@@ -62,9 +68,13 @@ _ALL = {"text": ["All"], "value": ["$__all"]}
 
 def source_variable(query: str, label: str) -> dict[str, Any]:
     """A choice of a data source; Grafana's linter requires this form of name."""
+    return _source_variable(f"{query}_datasource", f"{label} data source", query)
+
+
+def _source_variable(name: str, label: str, query: str) -> dict[str, Any]:
     return {
-        "name": f"{query}_datasource",
-        "label": f"{label} data source",
+        "name": name,
+        "label": label,
         "type": "datasource",
         "query": query,
         "regex": "",
@@ -81,6 +91,8 @@ PROMETHEUS_SOURCE = source_variable("prometheus", "Prometheus")
 POSTGRES_SOURCE = source_variable("postgres", "Postgres")
 JAEGER_SOURCE = source_variable("jaeger", "Jaeger")
 TEMPO_SOURCE = source_variable("tempo", "Tempo")
+# The only data source of its dashboard; the name of its plugin cannot be part of a variable's name.
+INFINITY_SOURCE = _source_variable("datasource", "Data source", INFINITY["type"])
 
 
 def _query(name: str, label: str, datasource: Mapping[str, str], query: Any) -> dict[str, Any]:
@@ -367,18 +379,23 @@ def _panel(panel: Panel) -> dict[str, Any]:
     }
 
 
-def _source(query: Query | Sql) -> Mapping[str, str]:
+def _source(query: Query | Sql | Api) -> Mapping[str, str]:
+    if isinstance(query, Api):
+        return INFINITY
     return PROMETHEUS if isinstance(query, Query) else POSTGRES
 
 
 def _targets(panel: Panel) -> Iterator[dict[str, Any]]:
-    queries: Sequence[Query | Sql] = panel.queries
+    queries: Sequence[Query | Sql | Api] = panel.queries
     for index, query in enumerate(queries):
         yield _target(panel, query, chr(ord("A") + index))
 
 
-def _target(panel: Panel, query: Query | Sql, name: str) -> dict[str, Any]:
-    common = {"refId": name, "datasource": dict(_source(query)), "editorMode": "code"}
+def _target(panel: Panel, query: Query | Sql | Api, name: str) -> dict[str, Any]:
+    source = {"refId": name, "datasource": dict(_source(query))}
+    if isinstance(query, Api):
+        return {**source, **_of_api(query)}
+    common = {**source, "editorMode": "code"}
     if isinstance(query, Sql):
         return {
             **common,
@@ -394,6 +411,26 @@ def _target(panel: Panel, query: Query | Sql, name: str) -> dict[str, Any]:
         "range": not query.instant,
         "instant": query.instant,
         "exemplar": query.exemplars,
+    }
+
+
+def _of_api(query: Api) -> dict[str, Any]:
+    """A query as Grafana's Infinity data source reads it."""
+    params = [{"key": name, "value": value} for name, value in query.params.items()]
+    return {
+        "type": "json",
+        "parser": "backend",
+        "source": "url",
+        "format": "table",
+        "url": query.path,
+        "url_options": {"method": "GET", "data": "", "params": params},
+        "root_selector": query.root,
+        "columns": [
+            {"selector": column.selector, "text": column.name, "type": column.type.value}
+            for column in query.columns
+        ],
+        "filters": [],
+        "global_query_id": "",
     }
 
 

@@ -20,11 +20,15 @@ from agent.render.dashboards.panel_parts import (
     quantile,
     summed,
 )
+from agent.render.links import REQUEST_DASHBOARDS
 from agent.render.promql import by, eq
 
-_SLOWEST_REQUESTS = Link(
-    "The slowest requests of this engine",
-    "/d/goodput-requests?${__url_time_range}&var-engine=${__field.labels.engine}",
+_SLOWEST_REQUESTS = tuple(
+    Link(
+        f"The slowest requests of this engine ({source})",
+        f"/d/{uid}?${{__url_time_range}}&var-engine=${{__field.labels.engine}}",
+    )
+    for uid, source in REQUEST_DASHBOARDS.items()
 )
 
 _LIMITED = (
@@ -84,7 +88,7 @@ P95_BY_ENGINE = tuple(
         "One line far above the others is one replica in trouble; all lines together are load.",
         PanelUnit.SECONDS,
         (per_engine(quantile(0.95, metric, ENGINE_MODEL)),),
-        links=(_SLOWEST_REQUESTS,),
+        links=_SLOWEST_REQUESTS,
     )
     for name, metric in (
         ("time to first token", m.TTFT),

@@ -34,6 +34,7 @@ from agent.render.dashboards.panel_parts import (
     sum_by,
     total,
 )
+from agent.render.links import REQUEST_DASHBOARDS
 from agent.render.promql import Matcher, among, by, eq, like, none_of, upto
 from agent.settings.values import duration_text
 
@@ -150,11 +151,17 @@ _PRESET = Query(
     f"  and on (objective) {by(OBJECTIVE, gauge(m.SLO_CONFIGURED), 'max')} == 0",
     legend(OBJECTIVE, "target of the preset, without alerts"),
 )
-_MISSED_REQUESTS = Link(
-    "The requests that missed",
-    "/d/goodput-requests?${__url_time_range}&var-objective=${__field.labels.objective}",
+_MISSED_REQUESTS = tuple(
+    Link(
+        f"The requests that missed ({source})",
+        f"/d/{uid}?${{__url_time_range}}&var-objective=${{__field.labels.objective}}",
+    )
+    for uid, source in REQUEST_DASHBOARDS.items()
 )
-_CAUSES = Link("Causes of misses", "/d/goodput-requests?${__url_time_range}")
+_CAUSES = tuple(
+    Link(f"Causes of misses ({source})", f"/d/{uid}?${{__url_time_range}}")
+    for uid, source in REQUEST_DASHBOARDS.items()
+)
 # Of each latency that objectives limit: its name, the field of its limit, its histogram.
 _LIMITED = (("ttft", "ttft_s", m.TTFT), ("tpot", "tpot_s", m.TPOT), ("e2e", "e2e_s", m.DURATION))
 
@@ -220,7 +227,7 @@ ATTAINMENT_OVER_TIME = Panel(
     ),
     lowest=None,
     highest=1,
-    links=(_MISSED_REQUESTS,),
+    links=_MISSED_REQUESTS,
 )
 _GOODPUT_NOW = (
     Panel(
@@ -240,7 +247,7 @@ _GOODPUT_NOW = (
         style=STAT,
         width=6,
         height=6,
-        links=(_MISSED_REQUESTS,),
+        links=_MISSED_REQUESTS,
     ),
 )
 _GOODPUT = (
@@ -295,7 +302,7 @@ def attainment_now(objectives: Sequence[Objective]) -> Panel:
             Column(name=item.name, thresholds=good_above(item.target)) for item in objectives
         ),
         highest=1,
-        links=(_MISSED_REQUESTS,),
+        links=_MISSED_REQUESTS,
     )
 
 
@@ -312,7 +319,7 @@ def _reasons(objectives: Sequence[Objective]) -> Iterator[Panel]:
             width=12,
             lowest=None,
             highest=1,
-            links=(_CAUSES,),
+            links=_CAUSES,
         )
     yield Panel(
         "How requests end",
@@ -322,7 +329,7 @@ def _reasons(objectives: Sequence[Objective]) -> Iterator[Panel]:
         (sum_by(("status",), m.REQUESTS),),
         style=SHARES,
         width=12,
-        links=(_CAUSES,),
+        links=_CAUSES,
     )
     yield _CAUSES_OVER_TIME
 
@@ -345,7 +352,7 @@ _CAUSES_OVER_TIME = Panel(
         ),
     ),
     style=STACKED,
-    links=(_CAUSES,),
+    links=_CAUSES,
 )
 
 

@@ -140,6 +140,7 @@ class PanelUnit(StrEnum):
     """A unit as Grafana names it in `valueFormats/categories.ts`."""
 
     SECONDS = "s"
+    MILLISECONDS = "ms"
     SHARE = "percentunit"
     NUMBER = "short"
     REQUESTS_PER_S = "reqps"
@@ -175,6 +176,33 @@ class Sql:
 
     statement: str
     over_time: bool = False
+
+
+class ApiType(StrEnum):
+    """The type of a column as Grafana's Infinity data source names it."""
+
+    TEXT = "string"
+    NUMBER = "number"
+    TIMESTAMP = "timestamp"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiColumn:
+    """A column of a table: the path of its value in each item, as `ttft_ms.p95`, and its name."""
+
+    selector: str
+    name: str
+    type: ApiType = ApiType.TEXT
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """A query of the agent's API: a table of the items that its response has under `root`."""
+
+    path: str
+    params: Mapping[str, str]
+    root: str
+    columns: tuple[ApiColumn, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +252,7 @@ class Panel:
     title: str
     description: str
     unit: PanelUnit
-    queries: tuple[Query, ...] | tuple[Sql, ...]
+    queries: tuple[Query, ...] | tuple[Sql, ...] | tuple[Api, ...]
     _: KW_ONLY
     style: PanelStyle = LINES
     width: int = 8

@@ -71,6 +71,10 @@ def on_postgres(dashboard: Json) -> list[Asked]:
     return list(asked(dashboard, "grafana-postgresql-datasource"))
 
 
+def on_api(dashboard: Json) -> list[Asked]:
+    return list(asked(dashboard, "yesoreyeram-infinity-datasource"))
+
+
 def filled(expression: str, values: Mapping[str, str]) -> str:
     """The expression with values for variables, `$name` or `${name}` or `${name:format}`."""
 

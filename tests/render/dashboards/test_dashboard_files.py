@@ -30,6 +30,7 @@ from tests.render.dashboards.reading import (
 
 ROOT = Path(__file__).parents[3]
 ALL = {dashboard["uid"]: dashboard for dashboard in dashboards()}
+ON_PROMETHEUS = [uid for uid in ALL if not uid.startswith("goodput-requests")]
 each = pytest.mark.parametrize("dashboard", ALL.values(), ids=ALL)
 
 
@@ -176,6 +177,7 @@ def test_links_lead_to_dashboards_and_variables_that_exist() -> None:
                 assert name.removeprefix("var-") in variables, url
     assert seen == {
         "goodput-requests",
+        "goodput-requests-api",
         "goodput-operations",
         "goodput-objectives",
         "goodput-capacity",
@@ -343,7 +345,7 @@ def test_a_dashboard_can_be_changed_in_grafana(dashboard: Json) -> None:
     assert dashboard["editable"]
 
 
-@pytest.mark.parametrize("uid", [uid for uid in ALL if uid != "goodput-requests"])
+@pytest.mark.parametrize("uid", ON_PROMETHEUS)
 def test_all_clusters_and_namespaces_are_also_agents_without_these_labels(uid: str) -> None:
     variables = {item["name"]: item for item in ALL[uid]["templating"]["list"]}
     everything = {name: item.get("allValue") for name, item in variables.items()}
@@ -468,7 +470,7 @@ def test_a_cell_has_its_colour_by_the_target_of_the_chosen_objective(
     assert not re.search(options["applyTo"]["options"].strip("/"), "judged")
 
 
-@pytest.mark.parametrize("uid", [uid for uid in ALL if uid != "goodput-requests"])
+@pytest.mark.parametrize("uid", ON_PROMETHEUS)
 def test_events_alerts_and_xids_are_marked(uid: str) -> None:
     marks = {mark["name"]: mark for mark in ALL[uid]["annotations"]["list"] if mark["enable"]}
     assert marks.keys() >= {"Events", "Alerts", "Xids"}
