@@ -373,6 +373,7 @@ EXAMPLES: Mapping[str, Any] = {
     "problem": "no response within 5 s",
     "problems": ["the disk is full"],
     "proxy_span_id": "00f067aa0ba902b7",
+    "rank_skew": {"running": 1.4, "step_time": 1.1},
     "remedy": "add a replica",
     "requested_model": "llama",
     "requested_tenant": "acme",

@@ -25,10 +25,12 @@ from agent.outputs.api.base_responses import (
 )
 from agent.outputs.api.problems import ProblemResponse
 from agent.outputs.api.query_parameters import (
+    AskedWindow,
     CursorText,
     Limit,
     Name,
     PathName,
+    asked_window,
     cursor_of,
     cursor_text,
     request_filter,
@@ -208,19 +210,19 @@ _PAGES_AT_ONCE = 4
 def request_routes(context: ApiContext) -> APIRouter:
     """The routes of single requests."""
     router = APIRouter(tags=["requests"])
-
     building = ThreadPoolExecutor(_PAGES_AT_ONCE, "api-page")
 
     @router.get("/requests", response_model=ListOf[RequestResponse])
     async def requests(
         wanted: Annotated[RequestFilter, Depends(request_filter)],
+        asked: Annotated[AskedWindow, asked_window("1h")],
         order: Annotated[RequestOrder, Depends(request_order)],
         limit: Limit = 100,
         cursor: CursorText = None,
     ) -> Response:
         """Requests, the newest first; `counted` is false for those that no figure counts."""
         after, loop = cursor_of(cursor, order), asyncio.get_running_loop()
-        begun = wanted if order == NEWEST_FIRST else _begun(wanted, context.now())
+        begun = _begun(_within(wanted, asked, context), order, context.now())
 
         def page(queries: ApiQueries) -> bytes:
             return _page(queries, begun, after, limit, order)
@@ -257,8 +259,22 @@ def _trace_url(template: str | None, row: Row) -> str | None:
     return template
 
 
-def _begun(wanted: RequestFilter, now: float) -> RequestFilter:
+def _within(wanted: RequestFilter, asked: AskedWindow, context: ApiContext) -> RequestFilter:
+    """The filter, of requests that arrived in the window if there is one."""
+    if not asked.given:
+        return wanted
+    begin, end = asked.bounds(context.now(), context.longest_row_window_s)
+    return replace(
+        wanted,
+        started_from=max(begin, wanted.started_from or begin),
+        started_until=min(end, wanted.started_until or end),
+    )
+
+
+def _begun(wanted: RequestFilter, order: RequestOrder, now: float) -> RequestFilter:
     """The filter, without requests that a clock, which was set back since, dated later."""
+    if order == NEWEST_FIRST:
+        return wanted
     until = now if wanted.started_until is None else wanted.started_until
     return replace(wanted, started_until=until)
 

@@ -13,7 +13,7 @@ from agent.analysis.quantiles import RELATIVE_ERROR, bin_of
 from agent.analysis.verdicts import Judge
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
 from tests.outputs.api.serving import Api, open_api
-from tests.outputs.api.traffic import chosen, unix, verdicts_of
+from tests.outputs.api.traffic import NOW, chosen, unix, verdicts_of
 from tests.records.making import NOON, objective, record
 
 
@@ -75,6 +75,22 @@ def test_a_filter_lists_exactly_its_requests(
     found = listed(busy, limit=1000, **filters)
     assert found == newest_first([item for item in records if chosen(item)])
     assert found
+
+
+def test_a_window_lists_the_requests_that_arrived_in_it(
+    busy: Api, records: list[RequestRecord]
+) -> None:
+    def arrived(begin: float, end: float) -> list[str]:
+        return newest_first([item for item in records if begin <= item.started_at < end])
+
+    half_an_hour = arrived(NOW - 1800, NOW)
+    assert listed(busy, limit=1000, window="30m") == half_an_hour
+    assert len(half_an_hour) < len(records)
+    earlier = {"from": "now-90m", "until": "now-60m"}
+    assert listed(busy, limit=1000, **earlier) == arrived(NOW - 5400, NOW - 3600)
+    # Both say when: a request has to arrive in both.
+    since = datetime.fromtimestamp(NOW - 900, UTC).isoformat()
+    assert listed(busy, limit=1000, window="30m", started_from=since) == arrived(NOW - 900, NOW)
 
 
 @pytest.mark.parametrize("latency", ["ttft", "tpot", "e2e"])
