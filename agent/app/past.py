@@ -160,8 +160,10 @@ class PastAgent:
         self._moment = PastMoment()
         self._waiting: list[tuple[str, Frame]] = []
         self._accepted_at = 0.0
+        # The agent that runs next publishes the file.
+        storage = settings.storage.model_copy(update={"publish_to": None})
         self._parts = build_parts(
-            settings,
+            settings.model_copy(update={"storage": storage}),
             simulated=True,
             now=self._moment.now,
             gpus=self._moment,

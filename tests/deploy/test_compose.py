@@ -1,5 +1,6 @@
 """docker-compose.yml and what it mounts, without a container engine."""
 
+import os
 import re
 import shutil
 import stat
@@ -60,14 +61,14 @@ def test_a_service_has_a_pinned_image_no_privileges_and_ports_on_this_machine_on
 
 
 def test_no_two_services_of_a_profile_publish_the_same_port() -> None:
-    for profile in ("cpu", "gpu"):
+    for profile in ("cpu", "gpu", "demo"):
         ports = [
             port.split(":")[1]
             for service in services().values()
             if profile in service.get("profiles", [profile])
             for port in service.get("ports", [])
         ]
-        assert len(ports) == len(set(ports)) > 5
+        assert len(ports) == len(set(ports)) > 3
 
 
 @each_service
@@ -194,6 +195,43 @@ def test_the_agent_accepts_its_settings_and_finds_what_they_name(name: str) -> N
     assert not Path(settings.storage.file).is_absolute()
     assert service["image"] == f"goodput-agent:{agent.__version__}"
     assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+
+
+def test_the_demo_is_an_agent_in_all_but_its_engines() -> None:
+    service, beside = services()["demo"], services()["agent-cpu"]
+    settings = agent_settings("demo")
+    assert service["command"] == ["demo", "--config", "/etc/goodput-agent/settings.yml"]
+    for key in ("image", "read_only", "cap_drop", "security_opt", "networks", "depends_on"):
+        assert service[key] == beside[key]
+    ours = agent_settings("agent-cpu")
+    for section in ("listen", "security", "storage"):
+        assert getattr(settings, section) == getattr(ours, section)
+    assert settings.otlp == ours.otlp
+    assert settings.engines == ()
+    (port,) = service["ports"]
+    assert port.split(":")[2] == str(settings.listen.port)
+
+
+def test_the_demo_starts_in_a_project_of_its_own_with_one_command(tmp_path: Path) -> None:
+    folder = tmp_path / "deploy" / "compose"
+    folder.mkdir(parents=True)
+    for name in ("demo", "make-secrets"):
+        shutil.copy(ROOT / "deploy" / "compose" / name, folder)
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/sh\necho "$PWD" "$@"\n', encoding="utf-8")
+    docker.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    asked = f"{tmp_path} compose --project-name goodput-demo --profile demo"
+    for arguments, command in (
+        ([], "up --detach --wait"),
+        (["down", "--volumes"], "down --volumes"),
+    ):
+        done = subprocess.run(
+            [folder / "demo", *arguments],
+            env=environment, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout.splitlines()[0] == f"{asked} {command}"
+    assert (tmp_path / ".env").exists()
 
 
 def test_the_page_of_all_agents_reads_the_database_as_a_role_that_cannot_write() -> None:
