@@ -73,7 +73,7 @@ SCRIPT = ROOT / ".ci/install-parts"
 SHELL = ("bash", "dirname", "basename", "id", "env", "cat", "rm", "mkdir", "touch", "mv")
 PARTS = (
     *("initdb", "prometheus", "promtool", "alertmanager", "amtool", "chromium-headless-shell"),
-    *("gcc", "curl", "setpriv", "git"),
+    *("gcc", "curl", "setpriv", "git", "systemd-analyze"),
 )
 
 
