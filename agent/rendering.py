@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,9 +19,10 @@ from agent.records.objective import Objective
 from agent.render.alerts import (
     DEFAULT_SECRETS,
     PLACEHOLDERS,
+    ChartOptions,
     Links,
     Receivers,
-    RuleLabels,
+    RuleOptions,
     Severity,
     Timings,
     render_alerts,
@@ -29,10 +31,11 @@ from agent.render.alerts import (
 from agent.render.alerts.alert_files import PROMETHEUS_RULE, VLLM_ALONE, render_kubernetes
 from agent.render.alerts.alert_rule import percent
 from agent.render.alerts.objective_alerts import MISSED_RATIOS, detections
+from agent.render.alerts.thresholds import RATIO, THRESHOLDS
 from agent.render.dashboards import render_dashboards
 from agent.settings import Settings, load
 from agent.settings.loading import RENDER_PREFIX
-from agent.settings.values import HttpUrl, duration_text
+from agent.settings.values import HttpUrl, did_you_mean, duration_text
 from agent.store.table_meanings import MEANINGS
 from agent.terminal import TerminalConsole, echo
 
@@ -47,6 +50,10 @@ _NO_OBJECTIVES = (
 _LARGEST = 1_000_000
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _OWN_LABELS = ("alertname", "severity", "objective", "tier")
+_LABELS_OF_SERIES = ("instance", "engine", "model", "model_name", "gpu", "le")
+# A value that PromQL, a template of Prometheus and YAML hold as it is.
+_PLAIN_VALUE = re.compile(r"[\w.:/@-]+", re.ASCII)
+_NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")
 
 
 def _url(text: str) -> str:
@@ -78,7 +85,7 @@ def _pair(text: str) -> str:
 
 
 def _severities(pairs: Sequence[str]) -> Sequence[str]:
-    given = dict(pair.split("=", 1) for pair in pairs)
+    given = _by_name(pairs)
     for unknown in given.keys() - set(Severity):
         raise typer.BadParameter(f"{unknown!r} is none of {', '.join(Severity)}")
     names = [given.get(each, each) for each in Severity]
@@ -92,6 +99,30 @@ def _labels(pairs: Sequence[str]) -> Sequence[str]:
         if (name := pair.split("=", 1)[0]) in _OWN_LABELS:
             raise typer.BadParameter(f"{name!r} is a label of the rules themselves")
     return pairs
+
+
+def _matchers(pairs: Sequence[str]) -> Sequence[str]:
+    for name, value in _by_name(pairs).items():
+        if name in (*_OWN_LABELS, *_LABELS_OF_SERIES):
+            raise typer.BadParameter(f"{name!r} is a label that the rules tell series apart by")
+        if not _PLAIN_VALUE.fullmatch(value):
+            raise typer.BadParameter(f"{value!r} may hold letters, digits and _ . : / @ - alone")
+    return pairs
+
+
+def _thresholds(pairs: Sequence[str]) -> Sequence[str]:
+    for name, value in _by_name(pairs).items():
+        if name not in THRESHOLDS:
+            raise typer.BadParameter(f"no threshold is called {name!r}{_near(name)}")
+        if not _NUMBER.fullmatch(value):
+            raise typer.BadParameter(f"{name}={value} is not a number, such as 0.5 or 20")
+        if THRESHOLDS[name].unit == RATIO and Decimal(value) > 1:
+            raise typer.BadParameter(f"{name}={value} is a ratio; write 0.05 for 5 %")
+    return pairs
+
+
+def _near(name: str) -> str:
+    return did_you_mean(name, THRESHOLDS) or "; docs/reference/alerts.md lists them"
 
 
 def _named_url(option: str, meaning: str) -> Any:
@@ -149,6 +180,28 @@ FurtherLabels = Annotated[
         metavar="NAME=VALUE",
     ),
 ]
+Matchers = Annotated[
+    list[str] | None,
+    _named(
+        "matcher",
+        "A label that all series of these rules have, such as cluster=eu-1, if one Prometheus has "
+        "several clusters; may be repeated.",
+        parser=_pair,
+        callback=lambda pairs: _matchers(pairs or ()),
+        metavar="NAME=VALUE",
+    ),
+]
+ThresholdPairs = Annotated[
+    list[str] | None,
+    _named(
+        "threshold",
+        "Another threshold, such as queue_requests=30; may be repeated. docs/reference/alerts.md "
+        "lists them.",
+        parser=_pair,
+        callback=lambda pairs: _thresholds(pairs or ()),
+        metavar="NAME=VALUE",
+    ),
+]
 Speed = Annotated[
     float,
     typer.Option(
@@ -187,6 +240,8 @@ def render(
     secrets: Secrets = DEFAULT_SECRETS,
     severities: Severities = None,
     labels: FurtherLabels = None,
+    matchers: Matchers = None,
+    thresholds: ThresholdPairs = None,
     speed: Speed = 1.0,
     scrape_interval: Interval = 15.0,
     token_budget: Budget = None,
@@ -201,7 +256,12 @@ def render(
         links=_given(dashboards=dashboards, runbooks=runbooks),
         budget_usd=settings.token_budget_usd if token_budget is None else token_budget,
         receivers=Receivers(**{each.name: context.params[each.name] for each in fields(Receivers)}),
-        labels=_rule_labels(severities or (), labels or ()),
+        options=RuleOptions(
+            severities=_severity_names(severities or ()),
+            further=_by_name(labels or ()),
+            matchers=_by_name(matchers or ()),
+            thresholds={each: Decimal(text) for each, text in _by_name(thresholds or ()).items()},
+        ),
     )
     _report(write(into, texts(job)), job, as_json=as_json)
 
@@ -215,15 +275,16 @@ class RenderJob:
     links: Mapping[str, str]
     budget_usd: float | None
     receivers: Receivers
-    labels: RuleLabels
+    options: RuleOptions
 
 
-def _rule_labels(severities: Sequence[str], labels: Sequence[str]) -> RuleLabels:
-    names = {each: each.value for each in Severity}
-    for pair in severities:
-        severity, name = pair.split("=", 1)
-        names[Severity(severity)] = name
-    return RuleLabels(severities=names, further=dict(pair.split("=", 1) for pair in labels))
+def _severity_names(pairs: Sequence[str]) -> Mapping[Severity, str]:
+    given = _by_name(pairs)
+    return {each: given.get(each, each.value) for each in Severity}
+
+
+def _by_name(pairs: Sequence[str]) -> dict[str, str]:
+    return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
 
 
 def _given(**links: str | None) -> Mapping[str, str]:
@@ -280,7 +341,7 @@ def texts(job: RenderJob) -> Mapping[str, str]:
     links = replace(Links(), **job.links)
     elsewhere = replace(PLACEHOLDERS, **job.links)
 
-    def alerts(links: Links) -> Mapping[str, str]:
+    def alerts(links: Links, options: RuleOptions) -> Mapping[str, str]:
         return render_alerts(
             objectives,
             job.timings,
@@ -288,15 +349,18 @@ def texts(job: RenderJob) -> Mapping[str, str]:
             elsewhere=elsewhere,
             budget_usd=job.budget_usd,
             receivers=job.receivers,
-            labels=job.labels,
+            options=options,
         )
 
     # The readers of a cluster's alerts are not on the machine of its agent.
     dashboards = render_dashboards(objectives)
-    kubernetes = render_kubernetes(alerts(elsewhere), dashboards)
+    in_chart = ChartOptions(severities=job.options.severities, further=job.options.further)
+    kubernetes = render_kubernetes(
+        alerts(elsewhere, job.options), alerts(elsewhere, in_chart), dashboards
+    )
     declared = Declared(metadata.tables.values(), MEANINGS)
     reference = render_reference(declared, objectives, job.timings, job.budget_usd)
-    return {**alerts(links), **kubernetes, **dashboards, **reference}
+    return {**alerts(links, job.options), **kubernetes, **dashboards, **reference}
 
 
 def remarks(job: RenderJob) -> Iterator[str]:

@@ -12,6 +12,8 @@ from typer.testing import CliRunner, Result
 
 from agent.errors import SettingsInvalid
 from agent.rendering import render
+from tests.render.alerts.cases import expressions, selectors
+from tests.render.alerts.promtool import complaints_about_rules
 
 main = typer.Typer()
 main.command()(render)
@@ -219,9 +221,48 @@ def test_severities_and_further_labels_are_those_of_the_options(
         assert f'severity="{text}"' not in rules
 
 
+def test_a_matcher_is_in_every_selector_and_a_label_of_all_that_rules_make(
+    settings: Path, tmp_path: Path
+) -> None:
+    run("--config", settings, "--into", tmp_path, "--matcher", "cluster=eu-1")
+    for file in ("alerts/goodput-agent.yml", "alerts/vllm-alone.yml"):
+        document = written(tmp_path / file)
+        for expression in expressions(document):
+            for name, labels in selectors(expression):
+                assert "cluster" in labels, f"{name} in {expression}"
+        rules = [rule for group in document["groups"] for rule in group["rules"]]
+        assert {rule["labels"]["cluster"] for rule in rules} == {"eu-1"}
+        assert complaints_about_rules(tmp_path / file) == ""
+    config = written(tmp_path / "alerts/alertmanager.yml")
+    assert "cluster" in config["route"]["group_by"]
+    assert all("cluster" in rule["equal"] for rule in config["inhibit_rules"])
+
+
+def test_thresholds_are_those_of_the_options(settings: Path, tmp_path: Path) -> None:
+    run("--config", settings, "--into", tmp_path / "usual")
+    given = ("--threshold", "queue_requests=30", "--threshold", "error_page_ratio=0.2")
+    run("--config", settings, "--into", tmp_path / "own", *given)
+    for file in ("alerts/goodput-agent.yml", "alerts/vllm-alone.yml", KUBERNETES):
+        usual = (tmp_path / "usual" / file).read_text(encoding="utf-8")
+        own = (tmp_path / "own" / file).read_text(encoding="utf-8")
+        usual = re.sub(r"(_waiting(?:\{.*\})?\) >|always more than) 10\b", r"\1 30", usual)
+        usual = usual.replace('"0.05" |', '"0.2" |')
+        assert re.sub(r"> 0\.05$", "> 0.2", usual, flags=re.MULTILINE) == own
+        assert "> 30" in own
+    chart = "deploy/helm/goodput-agent/files"
+    for file in (f"{chart}/rules.yaml", f"{chart}/thresholds.yaml"):
+        assert written(tmp_path / "own" / file) == written(tmp_path / "usual" / file)
+
+
 @pytest.mark.parametrize(
     ("option", "sentence"),
     [
+        (("--matcher", "engine=x"), "'engine' is a label that the rules tell series apart by"),
+        (("--matcher", 'cluster=a"b'), "may hold letters, digits and _ . : / @ - alone"),
+        (("--threshold", "queue_request=3"), "; did you mean queue_requests"),
+        (("--threshold", "x=3"), "no threshold is called 'x'; docs/reference/alerts.md lists"),
+        (("--threshold", "queue_requests=many"), "queue_requests=many is not a number"),
+        (("--threshold", "kv_cache_ratio=95"), "kv_cache_ratio=95 is a ratio; write 0.05 for 5 %"),
         (("--severity", "fatal=P1"), "'fatal' is none of critical, warning, info"),
         (("--severity", "warning=critical"), "two severities have one name"),
         (("--label", "severity=x"), "'severity' is a label of the rules themselves"),

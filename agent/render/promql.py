@@ -1,5 +1,6 @@
 """PromQL from the catalogue; a name or label that the agent does not publish is an error."""
 
+import re
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -92,6 +93,29 @@ def _pattern(glob: str) -> str:
 def escaped(text: str) -> str:
     """A text as a regular expression of RE2 that matches nothing else."""
     return "".join(f"\\{each}" if each in _SPECIAL else each for each in text)
+
+
+_STRING = r'"(?:[^"\\]|\\.)*"'
+# Of an expression: what holds no selector, or the name of a series with its matchers.
+_SELECTOR = re.compile(
+    rf"{_STRING}|\$\{{\w+\}}|\[[^\]]*\]|\boffset \w+|\b\d[\w.]*|\b(?:and|or|unless|bool)\b"
+    r"|\b(?:by|on|ignoring|without|group_left|group_right)\s*\([^)]*\)"
+    r"|([a-zA-Z_:][\w:]*)(?!\s*\(|\s+(?:by|without)\b|[\w:])"
+    rf'(\{{(?:[^{{}}"]|{_STRING})*\}})?'
+)
+
+
+def narrowed(expression: str, matchers: str) -> str:
+    """The expression with these matchers in each selector; each ends with a comma."""
+
+    def selector(found: re.Match[str]) -> str:
+        name, inside = found[1], found[2]
+        if name is None:
+            return found[0]
+        rest = f"{matchers}{inside[1:]}" if inside else f"{matchers.rstrip(',')}}}"
+        return f"{name}{{{rest}"
+
+    return _SELECTOR.sub(selector, expression)
 
 
 def published_labels(metric: Metric) -> frozenset[str]:

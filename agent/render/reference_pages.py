@@ -25,8 +25,9 @@ from agent.catalog.metric import Kind, Metric
 from agent.catalog.metrics import AGENT_METRICS
 from agent.records.objective import Objective
 from agent.render.alerts.alert_files import RULES, VLLM_ALONE, all_alerts
-from agent.render.alerts.alert_rule import Alert, Timings
+from agent.render.alerts.alert_rule import Alert, RuleOptions, Timings
 from agent.render.alerts.objective_alerts import ALLOWED
+from agent.render.alerts.thresholds import THRESHOLDS, used_in
 from agent.render.alerts.vllm_alerts import vllm_alerts
 from agent.settings import Settings
 from agent.settings.loading import PREFIX
@@ -390,6 +391,7 @@ def _type(column: Column[Any]) -> str:
     return f"{text}?" if column.nullable else text
 
 
+_USUAL = RuleOptions()
 _ALERT_HEADER = ("alert", "severity", "holds for", "threshold", "meaning")
 
 # A comparison with a number, or with a number times something. `(... > 0)` only keeps a quotient
@@ -419,7 +421,7 @@ def alerts_page(
         "as it holds. Alerts on error budgets are on every objective that an agent has. Those on "
         "limits are here of the preset `chat`; `goodput-agent render` makes those of your "
         "objectives.",
-        _alert_parts(files, timings, runbooks),
+        (*_alert_parts(files, timings, runbooks), *_threshold_parts(files)),
     )
 
 
@@ -433,7 +435,27 @@ def _alert_parts(
             yield table(_ALERT_HEADER, (_alert_row(alert, timings, runbooks) for alert in alerts))
             for alert in alerts:
                 yield f"{_title(alert)}:"
-                yield f"```promql\n{alert.expression}\n```"
+                yield f"```promql\n{_USUAL.expression(alert.expression)}\n```"
+
+
+def _threshold_parts(files: Mapping[str, Mapping[str, Sequence[Alert]]]) -> Iterator[str]:
+    using: dict[str, dict[str, None]] = {name: {} for name in THRESHOLDS}
+    for groups in files.values():
+        for alert in (alert for alerts in groups.values() for alert in alerts):
+            for name in used_in(alert.expression):
+                using[name][alert.name] = None
+    yield "## Thresholds"
+    yield (
+        "`goodput-agent render --threshold NAME=VALUE` sets one, and `alerts.thresholds` of the "
+        "Helm chart. The limits and the target of an objective are in the settings."
+    )
+    yield table(
+        ("threshold", "default", "unit", "alerts", "meaning"),
+        (
+            (code(name), f"{each.default:f}", each.unit, ", ".join(using[name]), each.reason)
+            for name, each in THRESHOLDS.items()
+        ),
+    )
 
 
 def _alert_row(alert: Alert, timings: Timings, runbooks: str) -> tuple[str, ...]:
@@ -441,7 +463,7 @@ def _alert_row(alert: Alert, timings: Timings, runbooks: str) -> tuple[str, ...]
         f"[{_title(alert)}]({runbooks}/{alert.name}.md)",
         alert.severity.value,
         timings.hold(alert.hold_s) if alert.hold_s else "",
-        ", ".join(map(code, thresholds(alert.expression))),
+        ", ".join(map(code, thresholds(_USUAL.expression(alert.expression)))),
         _LABEL.sub(r"*\1*", alert.summary) + ".",
     )
 

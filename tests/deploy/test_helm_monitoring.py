@@ -1,13 +1,19 @@
 """Alerts and dashboards of the Helm chart, and what Helm prints after an installation."""
 
 import gzip
+import re
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 import yaml
 
+from agent.render.alerts import PLACEHOLDERS, RuleOptions, render_alerts
+from agent.render.alerts.alert_files import RULES
+from agent.settings import Settings
 from tests.deploy.kit import CHART, ROOT, check
 from tests.real_parts.helm import documents, rendered, run
+from tests.real_parts.processes import PartFailed
 
 # Dashboards and alerts
 
@@ -65,6 +71,43 @@ def test_alerts_have_the_labels_and_severities_of_the_values() -> None:
     assert {labels["cluster"] for labels in alerts} == {"eu-1"}
     assert {labels.get("tier") for labels in alerts} == {None, "1", "2", "3", "4"}
     assert all("labels" not in rule for rule in rules if "record" in rule)
+
+
+def test_matchers_and_thresholds_are_those_of_the_values() -> None:
+    """The chart's rules are then those that `render` makes with the same options."""
+    made = rendered(
+        CHART,
+        *("--set", "alerts.enabled=true", "--set", "alerts.matchers.cluster=eu-1"),
+        *("--set", "alerts.thresholds.queue_requests=30"),
+        *("--set", "alerts.thresholds.error_page_ratio=0.2"),
+    )
+    (found,) = (each for each in documents(made) if each["kind"] == "PrometheusRule")
+    check(found)
+    options = RuleOptions(
+        matchers={"cluster": "eu-1"},
+        thresholds={"queue_requests": Decimal(30), "error_page_ratio": Decimal("0.2")},
+    )
+    objectives = Settings().all_objectives()
+    text = render_alerts(objectives, links=PLACEHOLDERS, options=options)[RULES]
+    in_chart = yaml.safe_dump(found["spec"], width=10_000).replace(",}", "}")
+    assert yaml.safe_load(in_chart) == yaml.safe_load(text)
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ("alerts.thresholds.queue=3", "alerts.thresholds: queue is none of agent_late_seconds"),
+        ("alerts.thresholds.queue_requests=many", "'many' does not match pattern"),
+        ("alerts.matchers.engine=x", "invalid propertyName 'engine'"),
+        ("alerts.matchers.cluster=eu alerts.rules=x", "alerts.rules: matchers and thresholds"),
+    ],
+)
+def test_matchers_and_thresholds_that_no_rule_has_are_refused(values: str, complaint: str) -> None:
+    arguments = [
+        word for value in ("alerts.enabled=true", *values.split()) for word in ("--set", value)
+    ]
+    with pytest.raises(PartFailed, match=re.escape(complaint)):
+        rendered(CHART, *arguments)
 
 
 def test_a_release_fits_into_the_secret_in_which_helm_keeps_it(shared: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from agent.catalog.gpu_problems import XIDS, XidGrade
-from agent.render.alerts.alert_rule import MIN_COUNT
+from agent.render.alerts.thresholds import MIN_EVENTS
 from tests.end_to_end.site import GO_ON, STOP, Site, model_of
 from tests.real_parts.alertmanager import WITHIN_S, PostedAlert
 from tests.real_parts.waiting import eventually
@@ -342,7 +342,7 @@ def test_a_clients_mistakes_are_counted_and_raise_no_alert(story: Story) -> None
     prometheus = story.site.alerting.prometheus
     (row,) = prometheus.query(f"sum(last_over_time({_MISTAKES.format('invalid')}[1h]))")
     # More than any condition on failures asks for.
-    assert float(row["value"][1]) > 10 * MIN_COUNT
+    assert float(row["value"][1]) > 10 * MIN_EVENTS.default
     (failed,) = prometheus.query(f"sum(last_over_time({_MISTAKES.format('error')}[1h]))")
     assert float(failed["value"][1]) == 0
     raised = 'ALERTS{alertname=~"LlmRequestsFailing|LlmMissesExplained",%s}[1h]'

@@ -9,7 +9,7 @@ from agent.catalog import engine_facts as fact
 from agent.catalog import gpu_facts as gpu
 from agent.catalog import metrics as m
 from agent.outputs.prometheus.latency_histograms import bound_text
-from agent.render.promql import buckets_of, count_of, eq, like, quoted, upto, value_of
+from agent.render.promql import buckets_of, count_of, eq, like, narrowed, quoted, upto, value_of
 
 
 def test_a_series_has_its_ending_and_the_labels_that_the_exposition_adds() -> None:
@@ -49,3 +49,26 @@ def test_a_pattern_matches_what_the_glob_matches() -> None:
         inside = matcher.text.removeprefix('model=~"').removesuffix('"').replace("\\\\", "\\")
         fitting = [name for name in names if re.fullmatch(inside, name)]
         assert fitting == [name for name in names if fnmatchcase(name, glob)], glob
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("up == 0", 'up{c="x"} == 0'),
+        (
+            'sum by (a, b) (rate(n_total{le="1"}[5m] offset 30m)) > 1e9 * n:m',
+            'sum by (a, b) (rate(n_total{c="x",le="1"}[5m] offset 30m)) > 1e9 * n:m{c="x"}',
+        ),
+        (
+            'a{b="sum {} (up)"}\nunless on (b) c or vector(1)',
+            'a{c="x",b="sum {} (up)"}\nunless on (b) c{c="x"} or vector(1)',
+        ),
+        (
+            "max(a) by (b) / on (b) group_left (d) e",
+            'max(a{c="x"}) by (b) / on (b) group_left (d) e{c="x"}',
+        ),
+        ("a{b=%q} > ${limit}", 'a{c="x",b=%q} > ${limit}'),
+    ],
+)
+def test_a_matcher_is_put_into_each_selector(expression: str, expected: str) -> None:
+    assert narrowed(expression, 'c="x",') == expected

@@ -11,13 +11,13 @@ from agent.catalog.metric import Metric
 from agent.catalog.time_units import DAY_S, MINUTE_S
 from agent.render.alerts.alert_rule import (
     AGENT,
-    MIN_COUNT,
     Alert,
     Severity,
     Timings,
     share_over,
     target_down,
 )
+from agent.render.alerts.thresholds import LATE_S, MIN_EVENTS, SPANS_REJECTED_RATIO, STORE_WAIT_S
 from agent.render.links import DashboardUid
 from agent.render.promql import eq, value_of
 
@@ -25,9 +25,8 @@ WATCHDOG = "LlmWatchdog"
 
 _alert = partial(Alert, dashboard=DashboardUid.AGENTS)
 
-# The mean wait of a row for its commit from which on the store is behind, and the mean number of
-# waiting rows below which it is not.
-_BEHIND_S, _LEAST_WAITING = 30, 1
+# The mean number of waiting rows below which the store is not behind.
+_LEAST_WAITING = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +65,6 @@ class _Late:
     what: str
 
 
-# Folding and minutes are some minutes late on purpose.
-_LATE_S = 15 * MINUTE_S
 _LATE = (
     _Late("LlmAgentStageBehind", own.STAGE_LAG, "stage", "is behind with its work"),
     _Late("LlmAgentJobLate", own.JOB_LATE, "job_name", "does not get round to a job"),
@@ -133,7 +130,7 @@ def _rejecting(timings: Timings) -> Alert:
     return _alert(
         name="LlmAgentSpansRejected",
         severity=Severity.TICKET,
-        expression=share_over("0.01", AGENT, window, part=rejected, whole=(spans,)),
+        expression=share_over(SPANS_REJECTED_RATIO, AGENT, window, part=rejected, whole=(spans,)),
         hold_s=2 * MINUTE_S,
         summary="The agent {{ $labels.instance }} cannot read spans that it receives",
         description=f"{{{{ $value | humanizePercentage }}}} of the spans over {window} were "
@@ -148,7 +145,7 @@ def _losing(loss: _Loss, timings: Timings) -> Alert:
         name=loss.name,
         severity=Severity.TICKET,
         expression=f"sum by (instance, {loss.label}) (increase({value_of(loss.metric)}[{window}]))"
-        f" >= {MIN_COUNT}",
+        f" >= {MIN_EVENTS}",
         hold_s=2 * MINUTE_S,
         summary=f"The agent {{{{ $labels.instance }}}} {loss.what}: {{{{ $labels.{loss.label} }}}}",
         description=f"About {{{{ $value | humanize }}}} times over {window}.",
@@ -165,13 +162,13 @@ def _behind(timings: Timings) -> Alert:
         hold_s=5 * MINUTE_S,
         summary="The database of the agent {{ $labels.instance }} does not keep up",
         description=f"{{{{ $value | humanize }}}} rows wait for their commit on average over "
-        f"{window}, more than the requests that were stored in {_BEHIND_S} s of it.",
+        f"{window}, more than the requests that were stored in {STORE_WAIT_S} s of it.",
         variables=AGENT,
     )
 
 
 def _rows_wait(window: str) -> str:
-    """More rows wait than are stored in `_BEHIND_S`: by Little's law, each waits for longer.
+    """More rows wait than are stored in STORE_WAIT_S: by Little's law, each waits for longer.
 
     Senders pause while their rows wait, so a small number may already be all rows. Of two rows of
     one request only one is counted: the rate is at most what was stored. Both gauges count a
@@ -182,14 +179,14 @@ def _rows_wait(window: str) -> str:
     return cleandoc(f"""
         (
         sum by (instance) (avg_over_time({of_store}[{window}]))
-          > {_BEHIND_S} * sum by (instance) (rate({requests}[{window}]))
+          > {STORE_WAIT_S} * sum by (instance) (rate({requests}[{window}]))
         and
         sum by (instance) (avg_over_time({of_store}[{window}])) >= {_LEAST_WAITING}
         )
         or
         (
         sum by (instance) (avg_over_time({of_proxy}[{window}]))
-          > {_BEHIND_S} * sum by (instance) (rate({requests}[{window}]))
+          > {STORE_WAIT_S} * sum by (instance) (rate({requests}[{window}]))
         and
         sum by (instance) (avg_over_time({of_proxy}[{window}])) >= {_LEAST_WAITING}
         )
@@ -200,7 +197,7 @@ def _too_late(late: _Late, timings: Timings) -> Alert:
     return _alert(
         name=late.name,
         severity=Severity.TICKET,
-        expression=f"max by (instance, {late.label}) ({value_of(late.metric)}) > {_LATE_S:.0f}",
+        expression=f"max by (instance, {late.label}) ({value_of(late.metric)}) > {LATE_S}",
         hold_s=5 * MINUTE_S,
         summary=f"The agent {{{{ $labels.instance }}}} {late.what}: {{{{ $labels.{late.label} }}}}",
         description="It is {{ $value | humanizeDuration }} late.",
@@ -212,7 +209,7 @@ def _publishing_behind() -> Alert:
     return _alert(
         name="LlmAgentPublishingBehind",
         severity=Severity.TICKET,
-        expression=f"max by (instance) ({value_of(m.PUBLISH_LAG)}) > {_LATE_S:.0f}",
+        expression=f"max by (instance) ({value_of(m.PUBLISH_LAG)}) > {LATE_S}",
         hold_s=5 * MINUTE_S,
         summary="The shared database does not get the rows of the agent {{ $labels.instance }}",
         description="It has lacked some for {{ $value | humanizeDuration }}. What waits for "

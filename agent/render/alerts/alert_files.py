@@ -1,6 +1,7 @@
 """The files of `alerts/` and the Kubernetes files as texts."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -9,13 +10,14 @@ import yaml
 from agent.analysis.burn_rates import plan
 from agent.records.objective import Objective
 from agent.render.alerts.agent_alerts import agent_alerts
-from agent.render.alerts.alert_rule import Alert, RuleLabels, Timings, group, percent
+from agent.render.alerts.alert_rule import Alert, RuleOptions, Timings, group, percent
 from agent.render.alerts.alertmanager import Receivers, alertmanager
 from agent.render.alerts.engine_alerts import engine_alerts
 from agent.render.alerts.gpu_alerts import gpu_alerts
 from agent.render.alerts.latency_alerts import Shortcoming, all_latency_alerts, latency_shortcomings
 from agent.render.alerts.objective_alerts import objective_alerts, recordings
 from agent.render.alerts.request_alerts import cost_alerts, request_alerts
+from agent.render.alerts.thresholds import THRESHOLDS
 from agent.render.alerts.vllm_alerts import vllm_alerts, vllm_shortcomings
 from agent.render.links import PLACEHOLDERS, Links
 
@@ -60,20 +62,20 @@ def render_alerts(
     elsewhere: Links = PLACEHOLDERS,
     budget_usd: float | None = None,
     receivers: Receivers | None = None,
-    labels: RuleLabels | None = None,
+    options: RuleOptions | None = None,
 ) -> Mapping[str, str]:
     """The texts of all files by path; equal arguments give equal texts.
 
     `elsewhere` are the links in rules for vLLM alone, where no agent serves the runbooks.
     `budget_usd` is the budget for a million output tokens.
     """
-    timings, links, labels = timings or Timings(), links or Links(), labels or RuleLabels()
+    timings, links, options = timings or Timings(), links or Links(), options or RuleOptions()
     alerts = all_alerts(objectives, timings, budget_usd)
     return {
-        RULES: _rules(alerts, objectives, timings, links, labels),
-        VLLM_ALONE: _vllm_alone(objectives, timings, elsewhere, labels),
+        RULES: _rules(alerts, objectives, timings, links, options),
+        VLLM_ALONE: _vllm_alone(objectives, timings, elsewhere, options),
         ALERTMANAGER: yaml_text(
-            alertmanager(timings, receivers or Receivers(), labels),
+            alertmanager(timings, receivers or Receivers(), options),
             "For Alertmanager 0.25 and newer.",
         ),
     }
@@ -112,18 +114,18 @@ def _rules(
     objectives: Sequence[Objective],
     timings: Timings,
     links: Links,
-    labels: RuleLabels,
+    options: RuleOptions,
 ) -> str:
-    recorded = group("goodput-recordings", recordings(objectives, timings), timings, links, labels)
-    groups = [group(name, found, timings, links, labels) for name, found in alerts.items()]
+    recorded = group("goodput-recordings", recordings(objectives, timings), timings, links, options)
+    groups = [group(name, found, timings, links, options) for name, found in alerts.items()]
     remark = "For Prometheus 2.42 and newer that scrapes goodput-agent."
     return yaml_text({"groups": [recorded, *groups]}, remark)
 
 
 def _vllm_alone(
-    objectives: Sequence[Objective], timings: Timings, links: Links, labels: RuleLabels
+    objectives: Sequence[Objective], timings: Timings, links: Links, options: RuleOptions
 ) -> str:
-    alerts = group("vllm-alone", vllm_alerts(objectives, timings), timings, links, labels)
+    alerts = group("vllm-alone", vllm_alerts(objectives, timings), timings, links, options)
     return yaml_text(
         {"groups": [alerts]},
         "For Prometheus 2.42 and newer that scrapes vLLM and no goodput-agent. A limit is rounded",
@@ -135,12 +137,20 @@ PROMETHEUS_RULE = "deploy/kubernetes/prometheusrule.yaml"
 # What the chart reads: Helm reads only files inside of it.
 CHART_FILES = "deploy/helm/goodput-agent/files"
 CHART_RULES = f"{CHART_FILES}/rules.yaml"
+CHART_THRESHOLDS = f"{CHART_FILES}/thresholds.yaml"
 
 
-def render_kubernetes(files: Mapping[str, str], dashboards: Mapping[str, str]) -> Mapping[str, str]:
+def _number(value: Decimal) -> int | float:
+    return int(value) if value == int(value) else float(value)
+
+
+def render_kubernetes(
+    files: Mapping[str, str], chart_files: Mapping[str, str], dashboards: Mapping[str, str]
+) -> Mapping[str, str]:
     """The texts of Kubernetes files by path, made from those of `render_alerts` and of dashboards.
 
-    The rules for vLLM alone are left out: beside the agent's rules they would repeat each alert.
+    `chart_files` are those with ChartOptions. The rules for vLLM alone are left out: beside the
+    agent's rules they would repeat each alert.
     """
     spec = {"groups": yaml.safe_load(files[RULES])["groups"]}
     document = {
@@ -155,6 +165,10 @@ def render_kubernetes(files: Mapping[str, str], dashboards: Mapping[str, str]) -
     }
     return {
         PROMETHEUS_RULE: yaml_text(document, "For the Prometheus Operator."),
-        CHART_RULES: yaml_text(spec, "For the Helm chart."),
+        CHART_RULES: yaml_text(yaml.safe_load(chart_files[RULES]), "For the Helm chart."),
+        CHART_THRESHOLDS: yaml_text(
+            {name: _number(each.default) for name, each in THRESHOLDS.items()},
+            "The defaults of the Helm chart.",
+        ),
         **chart,
     }

@@ -1,5 +1,6 @@
 """Alerts and recordings as entries of a rule file, and conditions that many alerts share."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -11,8 +12,9 @@ from urllib.parse import quote_plus
 from agent.analysis.burn_rates import TIERS
 from agent.catalog import metrics as m
 from agent.catalog.time_units import HOUR_S, MINUTE_S
+from agent.render.alerts.thresholds import MIN_EVENTS, filled
 from agent.render.links import DashboardUid, Links, of_label
-from agent.render.promql import Matcher, among, eq, upto, value_of
+from agent.render.promql import Matcher, among, eq, narrowed, quoted, upto, value_of
 from agent.settings.values import duration_text
 
 # rate() needs two samples, and a scrape may fail.
@@ -94,6 +96,11 @@ AGENT = ("instance",)
 OBJECTIVE = ("objective", "model")
 
 
+# The chart's place for matchers, and a query of a template.
+CHART_MATCHERS = "${matchers}"
+_QUERY = re.compile(r"`([^`]*)`")
+
+
 class Severity(StrEnum):
     """Whether a person must act now, in working hours, or never."""
 
@@ -103,17 +110,44 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RuleLabels:
-    """What an organisation calls its severities, and the labels that its rules have besides."""
+class RuleOptions:
+    """What an organisation calls its severities, further labels of its alerts, and its thresholds.
+
+    `matchers` are labels of all series that the rules read, and so of all that they make.
+    """
 
     severities: Mapping[Severity, str] = field(
         default_factory=lambda: {each: each.value for each in Severity}
     )
     further: Mapping[str, str] = field(default_factory=dict)
+    matchers: Mapping[str, str] = field(default_factory=dict)
+    thresholds: Mapping[str, Decimal] = field(default_factory=dict)
 
     def matcher(self, severity: Severity) -> str:
         """The matcher of a severity, in the format of Alertmanager."""
         return f'severity="{self.severities[severity]}"'
+
+    def expression(self, text: str) -> str:
+        """An expression with the matchers and thresholds."""
+        inside = "".join(f"{name}={quoted(value)}," for name, value in self.matchers.items())
+        return filled(narrowed(text, inside) if inside else text, self.thresholds)
+
+    def template(self, text: str) -> str:
+        """A text with the thresholds, and with the matchers in its queries."""
+        asked = _QUERY.sub(lambda query: f"`{self.expression(query[1])}`", text)
+        return filled(asked, self.thresholds)
+
+
+class ChartOptions(RuleOptions):
+    """Leaves matchers and thresholds to whoever installs the Helm chart."""
+
+    def expression(self, text: str) -> str:
+        """An expression with places for the matchers and thresholds."""
+        return narrowed(text, CHART_MATCHERS)
+
+    def template(self, text: str) -> str:
+        """A text with places for the thresholds, and for the matchers in its queries."""
+        return _QUERY.sub(lambda query: f"`{self.expression(query[1])}`", text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +174,7 @@ class Alert:
     back_s: int = HOUR_S
     more: str = ""
 
-    def rule(self, timings: Timings, links: Links, labels: RuleLabels) -> dict[str, Any]:
+    def rule(self, timings: Timings, links: Links, options: RuleOptions) -> dict[str, Any]:
         """The alert as an entry of a rule file."""
         # $labels holds the labels of the expression, without those that the rule adds.
         values = {
@@ -162,14 +196,15 @@ class Alert:
         held["keep_firing_for"] = kept(self.keep_s)
         return {
             "alert": self.name,
-            "expr": self.expression,
+            "expr": options.expression(self.expression),
             **held,
             "labels": {
-                "severity": labels.severities[self.severity],
-                **labels.further,
+                "severity": options.severities[self.severity],
+                **options.further,
+                **options.matchers,
                 **self.labels,
             },
-            "annotations": annotations,
+            "annotations": {name: options.template(text) for name, text in annotations.items()},
         }
 
 
@@ -180,9 +215,10 @@ class Recording:
     name: str
     expression: str
 
-    def rule(self, timings: Timings, links: Links, labels: RuleLabels) -> dict[str, Any]:
+    def rule(self, timings: Timings, links: Links, options: RuleOptions) -> dict[str, Any]:
         """The recording as an entry of a rule file."""
-        return {"record": self.name, "expr": self.expression}
+        labelled = {"labels": dict(options.matchers)} if options.matchers else {}
+        return {"record": self.name, "expr": options.expression(self.expression), **labelled}
 
 
 def group(
@@ -190,22 +226,19 @@ def group(
     rules: Iterable[Alert | Recording],
     timings: Timings,
     links: Links,
-    labels: RuleLabels,
+    options: RuleOptions,
 ) -> dict[str, Any]:
     """A group of rules, which Prometheus evaluates in their order."""
     return {
         "name": name,
         "interval": timings.evaluation_interval,
-        "rules": [rule.rule(timings, links, labels) for rule in rules],
+        "rules": [rule.rule(timings, links, options) for rule in rules],
     }
 
 
 # Of alerts on an error budget, those that page, whatever their severity is called. An outage has no
 # tier.
 ON_PAGES = among("tier", ("", *(tier.number for tier in TIERS if tier.pages)))
-
-# Below this a share says little: one request of three is 33 % of the traffic.
-MIN_COUNT = 5
 
 # The series of a histogram by its ending, such as `_bucket`, and further matchers.
 HistogramSeries = Callable[[str, tuple[Matcher, ...]], str]
@@ -229,7 +262,7 @@ def share_over(
     whole: tuple[str, ...],
     less: str = "",
 ) -> str:
-    """`part` is more than `limit` of the sum of the counters in `whole`, and at least MIN_COUNT.
+    """`part` is more than `limit` of the sum of the counters in `whole`, and at least MIN_EVENTS.
 
     `less` is the end of the expressions in each sum.
     """
@@ -240,7 +273,7 @@ def share_over(
           / ({total} > 0)
           > {limit}
         and
-        {by} (increase({part}[{window}]){less}) >= {MIN_COUNT}
+        {by} (increase({part}[{window}]){less}) >= {MIN_EVENTS}
     """)
 
 
@@ -270,7 +303,7 @@ def over_bound(
         and
         {by} ({kept}) (increase({total}[{window}]){less})
           - {by} ({kept}) (increase({inside}[{window}]){less})
-          >= {MIN_COUNT}
+          >= {MIN_EVENTS}
     """)
 
 

@@ -1,6 +1,6 @@
 """The configuration of Alertmanager: receivers, inhibitions and routes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from agent.render.alerts.alert_rule import (
     GPU,
     OBJECTIVE,
     ON_PAGES,
-    RuleLabels,
+    RuleOptions,
     Severity,
     Timings,
 )
@@ -135,12 +135,12 @@ class Inhibition:
     only_sources: tuple[str, ...] = ()
     only_targets: tuple[str, ...] = ()
 
-    def rule(self) -> dict[str, Any]:
-        """The inhibition in the format of Alertmanager."""
+    def rule(self, shared: Iterable[str] = ()) -> dict[str, Any]:
+        """The inhibition in the format of Alertmanager; all alerts have the labels in `shared`."""
         return {
             "source_matchers": [_named(self.sources), *self.only_sources],
             "target_matchers": [_named(self.targets), *self.only_targets],
-            "equal": list(self.equal),
+            "equal": [*self.equal, *shared],
         }
 
 
@@ -264,11 +264,6 @@ _OF_VLLM_ALONE = (
 INHIBITIONS = (*_OF_OBJECTIVES, *_OF_ENGINES, *_OF_GPUS, *_OF_AGENTS, *_OF_VLLM_ALONE)
 
 
-def inhibit_rules() -> Iterator[dict[str, Any]]:
-    """All inhibitions in the format of Alertmanager."""
-    return (inhibition.rule() for inhibition in INHIBITIONS)
-
-
 def _named(names: Sequence[str]) -> str:
     return f'alertname=~"{"|".join(names)}"'
 
@@ -277,20 +272,21 @@ def _named(names: Sequence[str]) -> str:
 _NOBODY = "nobody"
 
 
-def alertmanager(timings: Timings, receivers: Receivers, labels: RuleLabels) -> dict[str, Any]:
+def alertmanager(timings: Timings, receivers: Receivers, options: RuleOptions) -> dict[str, Any]:
     """The configuration as Alertmanager 0.25 and newer reads it."""
     return {
-        "route": _route(timings, labels),
-        "inhibit_rules": list(inhibit_rules()),
+        "route": _route(timings, options),
+        # Alerts of one cluster mute none of another.
+        "inhibit_rules": [each.rule(options.matchers) for each in INHIBITIONS],
         "receivers": [*receivers.configured(), {"name": _NOBODY}],
     }
 
 
-def _route(timings: Timings, labels: RuleLabels) -> dict[str, Any]:
+def _route(timings: Timings, options: RuleOptions) -> dict[str, Any]:
     return {
         "receiver": TICKET,
         # `model_name` is vLLM's own label of the model.
-        "group_by": ["alertname", "objective", "model", "model_name"],
+        "group_by": ["alertname", "objective", "model", "model_name", *options.matchers],
         "group_wait": timings.hold(30),
         "group_interval": timings.hold(5 * MINUTE_S),
         "repeat_interval": timings.hold(24 * HOUR_S),
@@ -302,10 +298,10 @@ def _route(timings: Timings, labels: RuleLabels) -> dict[str, Any]:
                 "group_interval": timings.hold(MINUTE_S),
                 "repeat_interval": timings.hold(MINUTE_S),
             },
-            {"receiver": _NOBODY, "matchers": [labels.matcher(Severity.NONE)]},
+            {"receiver": _NOBODY, "matchers": [options.matcher(Severity.NONE)]},
             {
                 "receiver": PAGE,
-                "matchers": [labels.matcher(Severity.PAGE)],
+                "matchers": [options.matcher(Severity.PAGE)],
                 "group_wait": timings.hold(10),
                 "repeat_interval": timings.hold(4 * HOUR_S),
             },

@@ -7,19 +7,11 @@ from inspect import cleandoc
 from agent.analysis.rank_skew import REQUESTS
 from agent.catalog import engine_facts as fact
 from agent.catalog import metrics as m
-from agent.catalog.definitions import (
-    DEEP_QUEUE,
-    FULL_CACHE,
-    ROOM_POOL_QUEUE,
-    SHORT_POOL_QUEUE,
-    UNEVEN_RANKS,
-)
 from agent.catalog.time_units import DAY_S, MINUTE_S
 from agent.records.event import EventKind
 from agent.render.alerts.alert_rule import (
     AGENT,
     ENGINE,
-    MIN_COUNT,
     OBJECTIVE,
     Alert,
     Severity,
@@ -31,6 +23,24 @@ from agent.render.alerts.alert_rule import (
     while_firing,
     worst,
 )
+from agent.render.alerts.thresholds import (
+    CACHE_DROP_RATIO,
+    CACHE_USUAL_RATIO,
+    DRAFT_TOKENS,
+    IN_ROTATION_RATIO,
+    KV_CACHE_RATIO,
+    MIN_DRAFTS,
+    MIN_EVENTS,
+    MIN_TOKENS,
+    OFFLOAD,
+    POOL_QUEUE_REQUESTS,
+    POOL_SPARE_REQUESTS,
+    QUEUE_REQUESTS,
+    RANK_MIN_REQUESTS,
+    RANK_SKEW,
+    REPLICAS_NEEDED,
+    RESTARTS,
+)
 from agent.render.links import DashboardUid
 from agent.render.pool_queries import queue_by_pool
 from agent.render.promql import eq, filled, none_of, sum_of, value_of
@@ -39,14 +49,6 @@ _SILENT_S = 5 * MINUTE_S
 # The largest models take some minutes to load from a slow disk.
 _LOADING_S = 30 * MINUTE_S
 _EVENT_WINDOW_S = 10 * MINUTE_S
-# Requests of a rank, on average, below which chance alone makes ranks uneven.
-_LEAST_OF_RANK = 4
-# Accepted tokens of a draft below which drafts cannot pay, and the drafts below which that says
-# little.
-_FEW_ACCEPTED, _LEAST_DRAFTS = 0.1, 1000
-# A collapsed prefix cache: the hit ratio now over the usual one, the usual ratio below which there
-# is nothing to collapse, and the tokens looked up below which the ratio says little.
-_COLLAPSED, _LEAST_HIT_RATIO, _LEAST_TOKENS = 0.5, 0.1, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,7 @@ def _restarting(timings: Timings) -> Alert:
     return Alert(
         name="LlmEngineRestartLoop",
         severity=Severity.PAGE,
-        expression=f"sum by (instance, engine) (increase({restarts}[{window}])) > 2.5",
+        expression=f"sum by (instance, engine) (increase({restarts}[{window}])) > {RESTARTS}",
         summary="Engine {{ $labels.engine }} restarts again and again",
         description=f"About {{{{ $value | humanize }}}} restarts over {window}.",
         variables=("engine",),
@@ -227,7 +229,8 @@ def _ejected(timings: Timings) -> Alert:
         name="LlmProxyEngineEjected",
         severity=Severity.TICKET,
         expression="max by (instance, engine) "
-        f"(avg_over_time({value_of(m.PROXY_IN_ROTATION)}[{window}])) < 0.5",
+        f"(avg_over_time({value_of(m.PROXY_IN_ROTATION)}[{window}])) "
+        f"< {IN_ROTATION_RATIO}",
         hold_s=MINUTE_S,
         summary="The proxy sends engine {{ $labels.engine }} no new requests",
         description="Workers of the proxy sent it new requests for {{ $value | humanizePercentage "
@@ -243,7 +246,7 @@ def _all_ejected(timings: Timings) -> Alert:
         name="LlmProxyNoEngineLeft",
         severity=Severity.PAGE,
         expression=f"sum by (instance) (increase({value_of(m.PROXY_FORCED)}[{window}]))"
-        f" >= {MIN_COUNT}",
+        f" >= {MIN_EVENTS}",
         hold_s=2 * MINUTE_S,
         summary="All engines of a model are out of the rotation of the proxy at "
         "{{ $labels.instance }}",
@@ -258,11 +261,11 @@ def _deep_queue() -> Alert:
         name="LlmQueueDeep",
         severity=Severity.TICKET,
         expression=f"sum by (instance, engine, model) ({value_of(fact.REQUESTS_WAITING)})"
-        f" > {DEEP_QUEUE}",
+        f" > {QUEUE_REQUESTS}",
         hold_s=5 * MINUTE_S,
         summary="Requests to {{ $labels.model }} queue up on {{ $labels.engine }}",
         description="{{ $value | humanize }} requests wait for a place in the batch. If there are "
-        f"always more than {DEEP_QUEUE}, add a replica.",
+        f"always more than {QUEUE_REQUESTS}, add a replica.",
         dashboard=DashboardUid.CAPACITY,
         variables=("engine", "model"),
     )
@@ -275,7 +278,7 @@ def _too_few_replicas(timings: Timings) -> Alert:
     return Alert(
         name="LlmTooFewReplicas",
         severity=Severity.TICKET,
-        expression=f"avg by (objective, model) ({each}{less}) > 1",
+        expression=f"avg by (objective, model) ({each}{less}) > {REPLICAS_NEEDED}",
         hold_s=15 * MINUTE_S,
         summary="{{ $labels.model }} has too few replicas for objective {{ $labels.objective }}",
         description="Its engines get {{ $value | humanize }} times the load that they were seen to "
@@ -294,10 +297,10 @@ def _uneven_ranks() -> Alert:
         name="LlmRanksUneven",
         severity=Severity.TICKET,
         expression=cleandoc(f"""
-            max {by} ({skewed}) > {UNEVEN_RANKS}
+            max {by} ({skewed}) > {RANK_SKEW}
             and
             sum {by} ({running}) + sum {by} ({waiting})
-              >= {_LEAST_OF_RANK} * max {by} ({value_of(fact.DATA_PARALLEL_RANKS)})
+              >= {RANK_MIN_REQUESTS} * max {by} ({value_of(fact.DATA_PARALLEL_RANKS)})
         """),
         hold_s=10 * MINUTE_S,
         summary="The data-parallel ranks of {{ $labels.engine }} are loaded unevenly",
@@ -317,13 +320,13 @@ def _small_pool(timings: Timings) -> Alert:
     return Alert(
         name="LlmPoolTooSmall",
         severity=Severity.TICKET,
-        expression=f"{queue} > {SHORT_POOL_QUEUE:g}\n"
-        f"unless on (model) min by (model) ({queue}) >= {ROOM_POOL_QUEUE:g}",
+        expression=f"{queue} > {POOL_QUEUE_REQUESTS}\n"
+        f"unless on (model) min by (model) ({queue}) >= {POOL_SPARE_REQUESTS}",
         hold_s=15 * MINUTE_S,
         summary="Too few {{ $labels.role }} engines for {{ $labels.model }}",
         description="{{ $value | humanize }} requests wait in each of its {{ $labels.role }} "
-        f"engines for {timings.hold(15 * MINUTE_S)}, and less than {ROOM_POOL_QUEUE:g} in each of "
-        "the other pool.",
+        f"engines for {timings.hold(15 * MINUTE_S)}, and less than {POOL_SPARE_REQUESTS} in each "
+        "of the other pool.",
         dashboard=DashboardUid.OPERATIONS,
         variables=("model",),
     )
@@ -337,7 +340,7 @@ def _full_cache(timings: Timings) -> Alert:
         name="LlmKvCacheSaturated",
         severity=Severity.TICKET,
         expression=cleandoc(f"""
-            max {by} ({usage}) > {FULL_CACHE}
+            max {by} ({usage}) > {KV_CACHE_RATIO}
             and
             (sum {by} ({waiting}) > 0 or sum {by} ({preempted}) > 0)
         """),
@@ -362,15 +365,15 @@ def _collapsed_cache(timings: Timings) -> Alert:
         expression=cleandoc(f"""
             ({by} (rate({found}[{now}]))
               / ({by} (rate({looked_up}[{now}])) > 0))
-              < {_COLLAPSED} * (({by} (rate({found}[{usual}] offset {now}))
-              / ({by} (rate({looked_up}[{usual}] offset {now})) > 0)) > {_LEAST_HIT_RATIO})
+              < {CACHE_DROP_RATIO} * (({by} (rate({found}[{usual}] offset {now}))
+              / ({by} (rate({looked_up}[{usual}] offset {now})) > 0)) > {CACHE_USUAL_RATIO})
             and
-            {by} (increase({looked_up}[{now}])) > {_LEAST_TOKENS}
+            {by} (increase({looked_up}[{now}])) > {MIN_TOKENS}
         """),
         hold_s=15 * MINUTE_S,
         summary="The prefix cache of {{ $labels.engine }} serves far less than it did",
         description=f"{{{{ $value | humanizePercentage }}}} of the tokens looked up over {now} "
-        f"were found, less than half of what is usual over {usual}.",
+        f"were found, less than {CACHE_DROP_RATIO.percent} of what is usual over {usual}.",
         dashboard=DashboardUid.CAPACITY,
         variables=("engine", "model"),
     )
@@ -393,9 +396,9 @@ def _slow_offload(timings: Timings) -> Alert:
             ({into_gpu} + ({from_tier} or 0 * {into_gpu}))
               / ({rate(loaded)} * {rate(sum_of(fact.PREFILL_TIME))} > 0)
               * ({rate(prompts)} - {rate(cached)})
-              > 1
+              > {OFFLOAD}
             and
-            sum {by} (increase({loaded}[{window}])) > {_LEAST_TOKENS}
+            sum {by} (increase({loaded}[{window}])) > {MIN_TOKENS}
         """),
         hold_s=15 * MINUTE_S,
         summary="Loading KV values takes {{ $labels.engine }} longer than computing them",
@@ -415,9 +418,9 @@ def _drafts_refused(timings: Timings) -> Alert:
         severity=Severity.TICKET,
         expression=cleandoc(f"""
             sum {by} (rate({accepted}[{window}]))
-              / (sum {by} (rate({drafts}[{window}])) > 0) < {_FEW_ACCEPTED}
+              / (sum {by} (rate({drafts}[{window}])) > 0) < {DRAFT_TOKENS}
             and
-            sum {by} (increase({drafts}[{window}])) > {_LEAST_DRAFTS}
+            sum {by} (increase({drafts}[{window}])) > {MIN_DRAFTS}
         """),
         hold_s=15 * MINUTE_S,
         summary="Speculative decoding of {{ $labels.engine }} gives almost no tokens",

@@ -20,6 +20,13 @@ from agent.render.alerts.alert_rule import (
     Timings,
     while_firing,
 )
+from agent.render.alerts.thresholds import (
+    GPU_FREE_RATIO,
+    GPU_HELD_RATIO,
+    GPU_IDLE_RATIO,
+    GPU_THROTTLED_RATIO,
+    GPU_XIDS,
+)
 from agent.render.links import DashboardUid
 from agent.render.promql import Matcher, among, eq, none_of, value_of
 
@@ -28,12 +35,6 @@ _XID_CRITICAL = "GpuXidCritical"
 
 # A software power cap is normal under full load.
 _HARMFUL_REASONS = ("sw_thermal", "hw_thermal", "hw_power_brake")
-_THROTTLED_SHARE = 0.1
-# Share of the memory. An engine leaves some per cent free; below this an allocation may fail.
-_LEAST_FREE = 0.01
-# A GPU is idle below this utilisation, and held by an engine above this share of its memory.
-_IDLE_BELOW, _HELD_ABOVE = 0.05, 0.1
-_REPEATED_XIDS = 3
 # Critical Xids on memory errors, which the ECC counters count as well.
 MEMORY_XIDS = (48, 64, 95, 140)
 # NVLink corrects these by sending again; now and then they are normal.
@@ -142,7 +143,7 @@ def _xids(timings: Timings) -> Iterator[Alert]:
     yield _alert(
         name="GpuXidApplication",
         severity=Severity.TICKET,
-        expression=f"max by (instance, gpu, xid) (increase({errors}[{hour}])) >= {_REPEATED_XIDS}",
+        expression=f"max by (instance, gpu, xid) (increase({errors}[{hour}])) >= {GPU_XIDS}",
         summary=f"{_HAD_XID} again and again, which a program causes",
         description=f"About {{{{ $value | humanize }}}} times over {hour}.",
     )
@@ -212,7 +213,7 @@ def _throttling(timings: Timings) -> Iterator[Alert]:
         name="GpuThrottled",
         severity=Severity.TICKET,
         expression=f"max by (instance, gpu, reason) (rate({throttled}[{window}]))"
-        f" > {_THROTTLED_SHARE}",
+        f" > {GPU_THROTTLED_RATIO}",
         hold_s=5 * MINUTE_S,
         summary=f"{_THIS_GPU} is slowed down by {{{{ $labels.reason }}}}",
         description="{{ $value | humanizePercentage }} of the time over "
@@ -229,7 +230,7 @@ def _use(timings: Timings) -> Iterator[Alert]:
         expression=cleandoc(f"""
             {_MAX} ({free})
               / {_MAX} ({memory})
-              < {_LEAST_FREE}
+              < {GPU_FREE_RATIO}
         """),
         hold_s=10 * MINUTE_S,
         summary=f"{_THIS_GPU} has almost no free memory",
@@ -240,11 +241,11 @@ def _use(timings: Timings) -> Iterator[Alert]:
         name="GpuIdle",
         severity=Severity.TICKET,
         expression=cleandoc(f"""
-            {_MAX} ({value_of(fact.UTILIZATION)}) < {_IDLE_BELOW}
+            {_MAX} ({value_of(fact.UTILIZATION)}) < {GPU_IDLE_RATIO}
             and
             {_MAX} ({used})
               / {_MAX} ({memory})
-              > {_HELD_ABOVE}
+              > {GPU_HELD_RATIO}
         """),
         hold_s=HOUR_S,
         summary=f"{_THIS_GPU} is held and not used",

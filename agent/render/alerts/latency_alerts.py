@@ -11,7 +11,6 @@ from agent.records.objective import Match, Objective
 from agent.records.request import BY_CLIENT, FAILED
 from agent.render.alerts.alert_rule import (
     ENGINE_MODEL,
-    MIN_COUNT,
     Alert,
     Severity,
     Timings,
@@ -23,6 +22,7 @@ from agent.render.alerts.alert_rule import (
     percentile,
     share_over,
 )
+from agent.render.alerts.thresholds import MIN_EVENTS
 from agent.render.promql import among, eq, histogram_of, like, none_of, value_of
 
 # A page on the objective's budget comes sooner than a ticket that must hold for so long.
@@ -157,7 +157,7 @@ def _surely_missed(timings: Timings) -> Alert:
               1 - {by} (rate({above}[{window}]){less})
                 / ({by} (rate({measured}[{window}]){less}) > 0)
               and
-              {by} (increase({above}[{window}]){less}) >= {MIN_COUNT})
+              {by} (increase({above}[{window}]){less}) >= {MIN_EVENTS})
               < on (objective) group_left () max by (objective) ({target})
             unless on ({labels})
             sum by ({labels}) (increase({judged}[{window}])) > 0

@@ -9,7 +9,6 @@ from agent.analysis.burn_rates import (
     BURN,
     HOLD_S,
     MAX_THRESHOLD,
-    MIN_MISSED,
     OUTAGE,
     OUTAGE_WINDOW_S,
     SCHEME_PERIOD_S,
@@ -40,6 +39,7 @@ from agent.render.alerts.alert_rule import (
     span,
     worst,
 )
+from agent.render.alerts.thresholds import BUDGET_MIN_MISSED, EXPLAINED_RATIO, UNDETERMINED_RATIO
 from agent.render.promql import among, eq, escaped, filled, none_of, value_of
 
 EXPLAINED, PAGED_LATELY = "LlmMissesExplained", "LlmObjectivePagedLately"
@@ -51,8 +51,6 @@ MUTING = (EXPLAINED, PAGED_LATELY)
 _WINDOW_S = 5 * MINUTE_S
 # Of the share of misses that is allowed.
 _ROUNDED_TO = "0.000001"
-# The remaining share of misses is not an outage by itself.
-_MOST = 0.9
 _MODEL, _OBJECTIVE = "{{ $labels.model }}", "{{ $labels.objective }}"
 _MISSED = value_of(m.SLO_REQUESTS, eq("verdict", Verdict.MISSED))
 _JUDGED = value_of(m.SLO_REQUESTS, among("verdict", (Verdict.MET, Verdict.MISSED)))
@@ -69,7 +67,7 @@ def _explained(timings: Timings) -> Alert:
         "their own",
         description=f"{{{{ $value | humanizePercentage }}}} of the misses over {window} are of "
         "engines with a firing page. This alert is sent to no receiver; from "
-        f"{percent(_MOST)} on it mutes the pages on the objective.",
+        f"{EXPLAINED_RATIO.percent} on it mutes the pages on the objective.",
         variables=OBJECTIVE,
     )
 
@@ -84,7 +82,7 @@ def _misses_on_paged_engines(window: str) -> str:
           or {missed}
           and on (instance, engine, model) max_over_time({of_models}[{window}]))
           / (sum by (objective, model) ({missed}) > 0)
-          >= {_MOST}
+          >= {EXPLAINED_RATIO}
     """)
 
 
@@ -367,7 +365,7 @@ def _share_missed(window: str) -> str:
 def _missed_more(period: _Period, threshold: str, windows: tuple[str, ...]) -> str:
     by_objective = f"> on (objective) group_left () {threshold}"
     shares = [f"{period.rate(window)}\n  {by_objective}" for window in windows]
-    return "\nand\n".join((*shares, f"{period.missed(windows[0])} >= {MIN_MISSED}"))
+    return "\nand\n".join((*shares, f"{period.missed(windows[0])} >= {BUDGET_MIN_MISSED}"))
 
 
 def _undetermined(timings: Timings) -> Alert:
@@ -376,7 +374,7 @@ def _undetermined(timings: Timings) -> Alert:
         name="LlmVerdictsUndetermined",
         severity=Severity.TICKET,
         expression=share_over(
-            "0.5",
+            UNDETERMINED_RATIO,
             OBJECTIVE,
             window,
             part=value_of(m.SLO_REQUESTS, eq("verdict", Verdict.UNDETERMINED)),

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from decimal import Decimal
 from inspect import cleandoc
 
 from agent.catalog import engine_facts as fact
@@ -12,21 +11,21 @@ from agent.catalog.time_units import DAY_S, HOUR_S, MINUTE_S
 from agent.records.request import BY_CLIENT, Status
 from agent.render.alerts.alert_rule import (
     ENGINE_MODEL,
-    MIN_COUNT,
     Alert,
     Severity,
     Timings,
     number,
-    percent,
     share_over,
+)
+from agent.render.alerts.thresholds import (
+    ERROR_PAGE_RATIO,
+    ERROR_TICKET_RATIO,
+    INVALID_RATIO,
+    MIN_EVENTS,
+    AlertThreshold,
 )
 from agent.render.links import DashboardUid
 from agent.render.promql import eq, none_of, value_of
-
-# Shares of requests: 5 % is an outage for some users, 1 % is a fault.
-OUTAGE_RATIO, _FAULT_RATIO = Decimal("0.05"), Decimal("0.01")
-# Some clients always get something wrong; here hardly any gets it right.
-_ALL_INVALID_RATIO = Decimal("0.9")
 
 _ENDED = value_of(m.REQUESTS, none_of("status", sorted(BY_CLIENT)))
 _FINISHED = value_of(fact.REQUESTS_FINISHED)
@@ -40,7 +39,7 @@ class _BadEnd:
     """A bad end of requests. A ratio of an outage is a page, one of a fault a ticket."""
 
     name: str
-    ratio: Decimal
+    ratio: AlertThreshold
     part: str
     whole: tuple[str, ...]
     summary: str
@@ -48,13 +47,13 @@ class _BadEnd:
 
     @property
     def severity(self) -> Severity:
-        return Severity.PAGE if self.ratio == OUTAGE_RATIO else Severity.TICKET
+        return Severity.PAGE if self.ratio is ERROR_PAGE_RATIO else Severity.TICKET
 
 
 _BAD_ENDS = (
     _BadEnd(
         "LlmRequestsFailing",
-        OUTAGE_RATIO,
+        ERROR_PAGE_RATIO,
         value_of(m.REQUESTS, eq("status", Status.ERROR)),
         (_ENDED,),
         f"Requests to {_ON} fail",
@@ -62,7 +61,7 @@ _BAD_ENDS = (
     ),
     _BadEnd(
         "LlmEngineAnswersErrors",
-        OUTAGE_RATIO,
+        ERROR_PAGE_RATIO,
         _FAILED,
         (_FAILED, _FINISHED),
         "Engine {{ $labels.engine }} answers with errors",
@@ -70,7 +69,7 @@ _BAD_ENDS = (
     ),
     _BadEnd(
         "LlmRequestsTimingOut",
-        _FAULT_RATIO,
+        ERROR_TICKET_RATIO,
         value_of(m.REQUESTS, eq("status", Status.TIMEOUT)),
         (_ENDED,),
         f"Requests to {_ON} time out",
@@ -78,7 +77,7 @@ _BAD_ENDS = (
     ),
     _BadEnd(
         "LlmRequestsThrottled",
-        _FAULT_RATIO,
+        ERROR_TICKET_RATIO,
         value_of(m.REQUESTS, eq("status", Status.THROTTLED)),
         (_ENDED,),
         f"Requests to {_ON} are throttled",
@@ -86,7 +85,7 @@ _BAD_ENDS = (
     ),
     _BadEnd(
         "LlmAdmissionRejections",
-        _FAULT_RATIO,
+        ERROR_TICKET_RATIO,
         _REJECTED,
         (_REJECTED, _FINISHED),
         "Engine {{ $labels.engine }} rejects requests",
@@ -104,13 +103,11 @@ def request_alerts(timings: Timings) -> Iterator[Alert]:
         yield Alert(
             name=row.name,
             severity=row.severity,
-            expression=share_over(
-                number(row.ratio), ENGINE_MODEL, window, part=row.part, whole=row.whole
-            ),
+            expression=share_over(row.ratio, ENGINE_MODEL, window, part=row.part, whole=row.whole),
             hold_s=2 * MINUTE_S,
             summary=row.summary,
             description=f"{{{{ $value | humanizePercentage }}}} of the {row.what} over {window}; "
-            f"the alert begins above {percent(row.ratio)}.",
+            f"the alert begins above {row.ratio.percent}.",
             variables=("engine", "model"),
         )
     yield _invalid(timings)
@@ -141,15 +138,15 @@ def _invalid(timings: Timings) -> Alert:
             sum by (instance, engine, model) (rate({invalid}[{window}]))
               / (sum by (instance, engine, model) (rate({requests}[{window}])) > 0)
             )
-              > {number(_ALL_INVALID_RATIO)}
+              > {INVALID_RATIO}
             and
-            sum by (instance, engine, model) (increase({invalid}[{window}])) >= {MIN_COUNT}
+            sum by (instance, engine, model) (increase({invalid}[{window}])) >= {MIN_EVENTS}
         """),
         hold_s=hold_s,
         summary=f"Nearly all requests to {_ON} are invalid",
         description="{{ $value | humanizePercentage }} of the requests were answered as the "
         f"client's own mistake over {window}; the alert begins above "
-        f"{percent(_ALL_INVALID_RATIO)}. With the model {m.UNKNOWN!r} they name a model that no "
+        f"{INVALID_RATIO.percent}. With the model {m.UNKNOWN!r} they name a model that no "
         "engine serves, and are compared with all requests to the engine.",
         variables=("engine", "model"),
     )
@@ -161,7 +158,7 @@ def _not_seen(timings: Timings) -> Alert:
         name="LlmRequestsNotSeen",
         severity=Severity.TICKET,
         expression=cleandoc(f"""
-            sum by (instance, engine) (increase({_FINISHED}[{window}])) >= {MIN_COUNT}
+            sum by (instance, engine) (increase({_FINISHED}[{window}])) >= {MIN_EVENTS}
             unless
             sum by (instance, engine) (increase({value_of(m.REQUESTS)}[{window}])) > 0
         """),

@@ -10,7 +10,6 @@ from dataclasses import replace
 from inspect import cleandoc
 
 from agent.catalog import engine_facts as fact
-from agent.catalog.definitions import DEEP_QUEUE, FULL_CACHE
 from agent.catalog.engines.vllm import DURATION_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S, VLLM
 from agent.catalog.metric import Metric
 from agent.catalog.time_units import DAY_S, MINUTE_S
@@ -31,7 +30,7 @@ from agent.render.alerts.alert_rule import (
     target_down,
 )
 from agent.render.alerts.latency_alerts import LATENCIES, LimitedLatency, Shortcoming, narrow
-from agent.render.alerts.request_alerts import OUTAGE_RATIO
+from agent.render.alerts.thresholds import ERROR_PAGE_RATIO, KV_CACHE_RATIO, QUEUE_REQUESTS
 from agent.render.promql import TARGET_LABELS, Matcher, eq, like, upto
 
 # The labels of one exposition, of one model in it, and of one engine.
@@ -207,7 +206,7 @@ def _hangs_and_restarts(timings: Timings) -> Iterator[Alert]:
 def _errors(timings: Timings) -> Alert:
     window = timings.window(5 * MINUTE_S)
     failed = share_over(
-        OUTAGE_RATIO, TARGET_LABELS, window, part=f'{_FAILED}{{status="5xx"}}', whole=(_FAILED,)
+        ERROR_PAGE_RATIO, TARGET_LABELS, window, part=f'{_FAILED}{{status="5xx"}}', whole=(_FAILED,)
     )
     return Alert(
         name="VllmAnswersErrors",
@@ -229,7 +228,7 @@ def _pressure(timings: Timings) -> Iterator[Alert]:
     yield Alert(
         name="VllmQueueDeep",
         severity=Severity.TICKET,
-        expression=f"sum by (instance, model_name) ({_WAITING}) > {DEEP_QUEUE}",
+        expression=f"sum by (instance, model_name) ({_WAITING}) > {QUEUE_REQUESTS}",
         hold_s=5 * MINUTE_S,
         summary="Requests to {{ $labels.model_name }} queue up at {{ $labels.instance }}",
         description="{{ $value | humanize }} requests wait for a place in the batch.",
@@ -239,7 +238,7 @@ def _pressure(timings: Timings) -> Iterator[Alert]:
         name="VllmKvCacheSaturated",
         severity=Severity.TICKET,
         expression=cleandoc(f"""
-            ({" or ".join(usages)}) > {FULL_CACHE}
+            ({" or ".join(usages)}) > {KV_CACHE_RATIO}
             and
             (sum {by} ({_WAITING}) > 0 or sum {by} ({preempted}) > 0)
         """),

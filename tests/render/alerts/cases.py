@@ -134,6 +134,7 @@ class Case:
 
 _TIME = re.compile(r'\{\{ query "1000 \* \(?time\(\)(?: - (\d+)\))?" .*?\}\}')
 _OF_LABEL = re.compile(r"\{\{ \$labels\.(\w+)( \| urlquery)? \}\}")
+_SHARE = re.compile(r'\{\{ "([\d.]+)" \| humanizePercentage \}\}')
 _FIGURE = re.compile(r"(?:\{\{ range .*?\{\{ end \}\})+|\{\{ .*?\}\}")
 
 
@@ -156,6 +157,7 @@ def expected(
     def text(name: str, template: str) -> str:
         template = _TIME.sub(lambda ago: str(1000 * (60 * at_min - int(ago[1] or 0))), template)
         template = _OF_LABEL.sub(label, template)
+        template = _SHARE.sub(lambda share: f"{100 * float(share[1]):.4g}%", template)
         if name == "dashboard_url":
             return _FIGURE.sub("&var-engine=chat-0", template)
         return _FIGURE.sub(lambda _: next(left), template)

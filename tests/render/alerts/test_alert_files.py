@@ -17,10 +17,11 @@ from prometheus_client.samples import Sample
 from agent.catalog.engines.vllm import DURATION_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S
 from agent.outputs.web.documents import known_labels
 from agent.records.event import EventKind
-from agent.render.alerts import PLACEHOLDERS, Timings, render_alerts
+from agent.render.alerts import PLACEHOLDERS, ChartOptions, Timings, render_alerts
 from agent.render.alerts.alert_files import (
     CHART_FILES,
     CHART_RULES,
+    CHART_THRESHOLDS,
     PROMETHEUS_RULE,
     RULES,
     VLLM_ALONE,
@@ -239,7 +240,8 @@ def test_edges_of_vllm_are_those_of_its_exposition() -> None:
 
 IN_KUBERNETES = render_alerts(Settings().all_objectives(), links=PLACEHOLDERS)
 DASHBOARDS = render_dashboards(Settings().all_objectives())
-KUBERNETES = render_kubernetes(IN_KUBERNETES, DASHBOARDS)
+IN_CHART = render_alerts(Settings().all_objectives(), links=PLACEHOLDERS, options=ChartOptions())
+KUBERNETES = render_kubernetes(IN_KUBERNETES, IN_CHART, DASHBOARDS)
 
 
 def test_committed_files_of_kubernetes_are_those_rendered_from_the_settings() -> None:
@@ -254,4 +256,7 @@ def test_committed_files_of_kubernetes_are_those_rendered_from_the_settings() ->
 def test_both_files_of_rules_contain_the_agents_once_and_none_for_vllm_alone() -> None:
     rules = yaml.safe_load(IN_KUBERNETES[RULES])
     assert yaml.safe_load(KUBERNETES[PROMETHEUS_RULE])["spec"] == rules
-    assert yaml.safe_load(KUBERNETES[CHART_RULES]) == rules
+    text = KUBERNETES[CHART_RULES].replace("{${matchers}}", "").replace("${matchers}", "")
+    for name, default in yaml.safe_load(KUBERNETES[CHART_THRESHOLDS]).items():
+        text = text.replace(f"${{{name}}}", str(default))
+    assert yaml.safe_load(text) == rules

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import requests
 
-from agent.render.alerts import Receivers, RuleLabels, Timings, render_alerts
+from agent.render.alerts import Receivers, RuleOptions, Timings, render_alerts
 from agent.render.alerts.agent_alerts import WATCHDOG
 from agent.render.alerts.alert_files import ALERTMANAGER, RULES, VLLM_ALONE, yaml_text
 from agent.render.alerts.alertmanager import INHIBITIONS, alertmanager
@@ -296,7 +296,7 @@ def receiver(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("chosen", [{}, CHOICES], ids=["none", "all"])
 def test_alertmanager_accepts_receivers(chosen: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "alertmanager.yml"
-    document = alertmanager(Timings(), Receivers(**chosen), RuleLabels())
+    document = alertmanager(Timings(), Receivers(**chosen), RuleOptions())
     path.write_text(yaml_text(document), encoding="utf-8")
     assert complaints_about_config(path) == ""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.render.alerts import Timings, render_alerts
+from agent.render.alerts import RuleOptions, Timings, render_alerts
 from agent.render.alerts.alert_files import RULES, VLLM_ALONE
 from agent.settings import Settings
 from tests.render.alerts import (
@@ -193,6 +193,25 @@ def test_an_objective_of_another_period_has_windows_of_its_own(tmp_path: Path) -
     fire = [("per-week", ""), ("per-week", "4"), ("per.week", "1")]
     check = objective_cases.tiers("2h15m", *fire, ("per.week", "4"))
     assert complaints(tmp_path, rules, [play("week", {**AROUND, **series}, [check])]) == ""
+
+
+def test_rules_with_a_matcher_are_on_the_series_of_one_cluster(tmp_path: Path) -> None:
+    """The same outage in two clusters that one Prometheus scrapes."""
+    options = RuleOptions(matchers={"cluster": "eu"})
+    rules = of_groups(render_alerts(OBJECTIVES, options=options)[RULES], *_BUDGETS)
+    (outage, *_) = objective_cases.BUDGETS
+    both: dict[str, str] = {}
+    for cluster in ("eu", "us"):
+        for key, values in {**AROUND, **outage.incident}.items():
+            both[key.replace("{", f'{{cluster="{cluster}",')] = values
+    fire = 'count by (alertname, cluster, model) (ALERTS{alertname="LlmObjectiveOutage"})'
+    found = '{alertname="LlmObjectiveOutage",cluster="eu",model="llama"}'
+    check = {
+        "expr": fire,
+        "eval_time": "30m",
+        "exp_samples": [{"labels": found, "value": 1}],
+    }
+    assert complaints(tmp_path, rules, [play("clusters", both, [check])]) == ""
 
 
 @pytest.mark.parametrize("pack", ["objectives", "latency"])
