@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import requests
 
+from agent.pipeline.ended_requests import OWN_ROW_AFTER_S
 from tests.real_engine.front_requests import (
     ANSWER_WITHIN_S,
     CHAT,
@@ -67,7 +68,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedVllm]:
         port=free_port(),
         spans=None,
         extra=["--api-key", KEY, "--max-model-len", "2048"],
-        environment=plugin | place,
+        environment=plugin | place | {"VLLM_ENABLE_RESPONSES_API_STORE": "1"},
         api_servers=2,
     )
     with AgentProcess.without_file(
@@ -129,6 +130,24 @@ def test_a_beam_search_is_one_request_though_the_engine_gets_many(watched: Watch
     assert watched.ask("/v1/completions", "beams", body).json()["usage"]["completion_tokens"] == 8
     row = watched.row("beams")
     assert (row["vantage"], row["status"], row["output_tokens"]) == ("proxy", "ok", 8)
+
+
+def test_a_response_in_the_background_is_one_row_with_the_engines_figures(
+    watched: WatchedVllm,
+) -> None:
+    body = {"input": "hello there", "background": True, "store": True, "max_output_tokens": 12}
+    queued = watched.ask("/v1/responses", "background", body).json()
+    assert queued["status"] == "queued"
+
+    def rows() -> list[Row]:
+        return [row for row in watched.api.requests() if queued["id"] in str(row["request_id"])]
+
+    # A span would come before it has a row of its own.
+    within_s = OWN_ROW_AFTER_S + ROW_WITHIN_S
+    (row,) = eventually(rows, within_s=within_s, what="a row of the response")
+    # What its client waited for is another request, which asks for the response.
+    assert (row["vantage"], row["status"], row["output_tokens"]) == ("engine", "ok", 12)
+    assert row["queue_s"] + row["prefill_s"] + row["decode_s"] <= row["e2e_s"]
 
 
 def test_a_request_whose_client_leaves_before_the_head_is_cancelled(watched: WatchedVllm) -> None:
