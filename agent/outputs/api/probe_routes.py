@@ -43,14 +43,14 @@ def probe_routes(context: ApiContext) -> APIRouter:
     )
 
     @router.get("/{engine:path}/livez")
-    async def livez(engine: PathName, response: Response) -> ProbeResponse:
+    async def engine_livez(engine: PathName, response: Response) -> ProbeResponse:
         """Whether the engine is alive: it computes, has no work, loads or is paused."""
         status = _status(context, engine)
         response.status_code = 200 if ENGINE_STATES[status.state].alive else _NOT_SO
         return _response(engine, status)
 
     @router.get("/{engine:path}/readyz")
-    async def readyz(engine: PathName, response: Response) -> ProbeResponse:
+    async def engine_readyz(engine: PathName, response: Response) -> ProbeResponse:
         """Whether the engine takes new requests."""
         status = _status(context, engine)
         response.status_code = 200 if ENGINE_STATES[status.state].ready else _NOT_SO

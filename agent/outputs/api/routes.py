@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from typing import Any, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
@@ -351,6 +352,8 @@ def make_api(context: ApiContext, live: LiveFigures) -> AccessGuard:
     api = DocumentedApi(
         docs_url=None,
         redoc_url=None,
+        # The names of the functions of a client that is generated from the document.
+        generate_unique_id_function=attrgetter("name"),
         title="goodput-agent",
         version=context.version,
         description="Goodput, latency and events of the watched LLM inference servers.",

@@ -271,6 +271,15 @@ def test_no_description_is_of_something_that_is_no_longer_there(busy: Api) -> No
     assert EXAMPLES.keys() <= properties | parameters
 
 
+def test_a_generated_client_has_a_function_of_each_path_by_its_plain_name(busy: Api) -> None:
+    paths = busy.get("/openapi.json").json()["paths"]
+    names = [methods["get"]["operationId"] for methods in paths.values()]
+    assert len(names) == len({*names})
+    for path, name in zip(paths, names, strict=True):
+        if path.startswith("/api/v1/") and "{" not in path:
+            assert name == path.removeprefix("/api/v1/")
+
+
 def test_the_document_says_where_a_token_may_be_needed(busy: Api) -> None:
     document = busy.get("/openapi.json").json()
     assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
