@@ -1,12 +1,16 @@
-"""The `objectives` commands: limits that are proposed from the percentiles that were seen."""
+"""The `objectives` commands: proposed from what was seen, and exchanged with other tools."""
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
 
 from agent.analysis.proposals import (
     MIN_REQUESTS,
@@ -23,12 +27,14 @@ from agent.errors import SettingsInvalid
 from agent.outputs.report.document import ReadApi
 from agent.outputs.report.tables import Json
 from agent.records.request import BY_CLIENT, FAILED
+from agent.settings import load
+from agent.settings.named_files import read_named_file
 from agent.settings.settings_model import MAX_OBJECTIVE_NAME, MAX_OBJECTIVES
 from agent.settings.values import did_you_mean
 from agent.terminal import echo, progress_bar
 
 objectives = typer.Typer(
-    help="Propose objectives from what was seen.",
+    help="Propose objectives from what was seen, and exchange them with OpenSLO.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -95,6 +101,74 @@ def suggest(
     else:
         seen = f"the newest {len(rows):,} requests" if is_part else "requests"
         echo("\n".join(yaml_lines(counted, target, f"{seen} of the last {last}")))
+
+
+class Format(StrEnum):
+    """A kind of file that holds objectives."""
+
+    OPENSLO = "openslo"
+    SLOTH = "sloth"
+    PYRRA = "pyrra"
+
+
+@objectives.command("export")
+def export(
+    *,
+    config: ConfigFile = None,
+    kind: Annotated[
+        Format, typer.Option("--format", help="OpenSLO v1, or the files of Sloth or of Pyrra.")
+    ] = Format.OPENSLO,
+    service: Annotated[
+        str, typer.Option(metavar="NAME", help="The service that the objectives are of.")
+    ] = "llm",
+    as_json: AsJson = False,
+) -> None:
+    """Print the objectives of the settings as documents of OpenSLO, Sloth or Pyrra.
+
+    Example: `objectives export --config agent.yml > slos.yml`.
+    """
+    from agent.render.openslo import FORMATS
+
+    settings = load(config, os.environ)
+    if not settings.objectives:
+        raise SettingsInvalid(["the settings have no objectives; nobody promised the preset's"])
+    documents = FORMATS[kind](settings.objectives, service)
+    if as_json:
+        echo(json.dumps({"documents": documents}, indent=2))
+        return
+    echo(yaml.safe_dump_all(documents, sort_keys=False, width=1000, allow_unicode=True).rstrip())
+
+
+@objectives.command("import")
+def import_(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="YAML files of OpenSLO v1.")
+    ],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Print the SLOs of OpenSLO documents as objectives for the settings.
+
+    Limits on requests are annotations, such as `goodput-agent/ttft_ms`, or a thresholdMetric on a
+    latency. What the agent cannot say is refused.
+    """
+    from agent.render.openslo import objectives_in
+
+    texts = [_text_of(file) for file in files]
+    found, left = objectives_in(texts)
+    if as_json:
+        echo(json.dumps({"objectives": found, "remarks": left}, indent=2))
+        return
+    for remark in left:
+        echo(f"# {remark}")
+    echo(yaml.safe_dump({"objectives": found}, sort_keys=False, width=1000).rstrip())
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return read_named_file(file).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsInvalid([f"{file} cannot be read: {error}"]) from error
 
 
 def _rows(read: ReadApi, since: str, chosen: Mapping[str, str]) -> tuple[list[Json], bool]:

@@ -232,6 +232,8 @@ def test_a_matcher_is_in_every_selector_and_a_label_of_all_that_rules_make(
                 assert "cluster" in labels, f"{name} in {expression}"
         rules = [rule for group in document["groups"] for rule in group["rules"]]
         assert {rule["labels"]["cluster"] for rule in rules} == {"eu-1"}
+        for link in (rule.get("annotations", {}).get("dashboard_url") for rule in rules):
+            assert link is None or "&var-cluster=eu-1" in link
         assert complaints_about_rules(tmp_path / file) == ""
     config = written(tmp_path / "alerts/alertmanager.yml")
     assert "cluster" in config["route"]["group_by"]

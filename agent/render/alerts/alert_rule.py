@@ -96,8 +96,8 @@ AGENT = ("instance",)
 OBJECTIVE = ("objective", "model")
 
 
-# The chart's place for matchers, and a query of a template.
-CHART_MATCHERS = "${matchers}"
+# The chart's places for matchers in selectors and in links, and a query of a template.
+CHART_MATCHERS, CHART_FILTERS = "${matchers}", "${filters}"
 _QUERY = re.compile(r"`([^`]*)`")
 
 
@@ -127,6 +127,11 @@ class RuleOptions:
         """The matcher of a severity, in the format of Alertmanager."""
         return f'severity="{self.severities[severity]}"'
 
+    @property
+    def filters(self) -> str:
+        """The matchers as variables in the link to a dashboard."""
+        return "".join(f"&var-{name}={quote_plus(value)}" for name, value in self.matchers.items())
+
     def expression(self, text: str) -> str:
         """An expression with the matchers and thresholds."""
         inside = "".join(f"{name}={quoted(value)}," for name, value in self.matchers.items())
@@ -140,6 +145,11 @@ class RuleOptions:
 
 class ChartOptions(RuleOptions):
     """Leaves matchers and thresholds to whoever installs the Helm chart."""
+
+    @property
+    def filters(self) -> str:
+        """The place for the matchers in the link to a dashboard."""
+        return CHART_FILTERS
 
     def expression(self, text: str) -> str:
         """An expression with places for the matchers and thresholds."""
@@ -188,7 +198,7 @@ class Alert:
         }
         if self.dashboard is not None:
             annotations["dashboard_url"] = links.dashboard(
-                self.dashboard, values, self.back_s, self.more
+                self.dashboard, values, self.back_s, options.filters + self.more
             )
         held = {"for": timings.hold(self.hold_s)} if self.hold_s else {}
         # As long as a window of the same length, which is never too short for the scrape interval.

@@ -23,6 +23,7 @@ from agent.render.alerts.alert_rule import (
     share_over,
 )
 from agent.render.alerts.thresholds import MIN_EVENTS
+from agent.render.links import DashboardUid
 from agent.render.promql import among, eq, histogram_of, like, none_of, value_of
 
 # A page on the objective's budget comes sooner than a ticket that must hold for so long.
@@ -169,6 +170,7 @@ def _surely_missed(timings: Timings) -> Alert:
         f"the requests over {window} were within a limit, and objective {{{{ $labels.objective }}}}"
         " wants more. No request has a row, so single requests and causes are unknown: see "
         "docs/engine-counts.md.",
+        dashboard=DashboardUid.OBJECTIVES,
         variables=_VARIABLES,
     )
 
@@ -233,5 +235,6 @@ def _ticket(
         labels={"objective": objective.name},
         summary=summary,
         description=description,
+        dashboard=DashboardUid.OBJECTIVES,
         variables=_VARIABLES,
     )

@@ -40,6 +40,7 @@ from agent.render.alerts.alert_rule import (
     worst,
 )
 from agent.render.alerts.thresholds import BUDGET_MIN_MISSED, EXPLAINED_RATIO, UNDETERMINED_RATIO
+from agent.render.links import DashboardUid
 from agent.render.promql import among, eq, escaped, filled, none_of, value_of
 
 EXPLAINED, PAGED_LATELY = "LlmMissesExplained", "LlmObjectivePagedLately"
@@ -68,6 +69,7 @@ def _explained(timings: Timings) -> Alert:
         description=f"{{{{ $value | humanizePercentage }}}} of the misses over {window} are of "
         "engines with a firing page. This alert is sent to no receiver; from "
         f"{EXPLAINED_RATIO.percent} on it mutes the pages on the objective.",
+        dashboard=DashboardUid.OBJECTIVES,
         variables=OBJECTIVE,
     )
 
@@ -102,6 +104,7 @@ def not_published(objective: Objective) -> Alert:
         summary=f"No agent publishes objective {objective.name}",
         description=f"Prometheus has no {value_of(m.SLO_REQUESTS)} of objective {objective.name}: "
         "the agents' settings and these rules do not agree, or no agent is scraped.",
+        dashboard=DashboardUid.OBJECTIVES,
         variables=("objective",),
     )
 
@@ -121,6 +124,7 @@ def differs(objective: Objective) -> Alert:
         description=f"These rules are made for {', '.join([percent(objective.target), *limits])}. "
         f"The agent judges by{_judged_by(objective)}. A rule on a limit that is not a bucket edge "
         "never fires.",
+        dashboard=DashboardUid.OBJECTIVES,
         variables=("objective", "instance"),
     )
 
@@ -292,6 +296,7 @@ def _burn(period: _Period, tier: Tier, timings: Timings) -> Alert:
         description=f"{_share_missed(long)} At {factor} times that, the budget of "
         f"{span(period.window_s)} lasts {span(period.window_s / float(tier.factor))}."
         f"{_most_on(Verdict.MISSED)}{_most_excess(short)}",
+        dashboard=DashboardUid.OBJECTIVES,
         variables=OBJECTIVE,
         back_s=round(max(long_s, HOUR_S)),
         more=_on_worst(Verdict.MISSED),
@@ -334,6 +339,7 @@ def _paged_lately(period: _Period, timings: Timings) -> Alert:
         keep_s=slower.short_of(period.window_s),
         summary=f"Misses of objective {_OBJECTIVE} by {_MODEL} were reported a short time ago",
         description="This alert is sent to no receiver. It mutes slower alerts on the same misses.",
+        dashboard=DashboardUid.OBJECTIVES,
         variables=OBJECTIVE,
     )
 
@@ -347,6 +353,7 @@ def _outage(period: _Period, timings: Timings) -> Alert:
         hold_s=HOLD_S,
         summary=f"Most requests to {_MODEL} miss objective {_OBJECTIVE}",
         description=f"{_share_missed(window)}{_most_on(Verdict.MISSED)}{_most_excess(window)}",
+        dashboard=DashboardUid.OBJECTIVES,
         variables=OBJECTIVE,
         more=_on_worst(Verdict.MISSED),
     )
@@ -386,6 +393,7 @@ def _undetermined(timings: Timings) -> Alert:
         description=f"{{{{ $value | humanizePercentage }}}} of the requests to {_MODEL} over "
         f"{window} are undetermined, so the attainment of objective {_OBJECTIVE} covers few of "
         f"them.{_most_on(Verdict.UNDETERMINED)}",
+        dashboard=DashboardUid.OBJECTIVES,
         variables=OBJECTIVE,
         more=_on_worst(Verdict.UNDETERMINED),
     )
@@ -401,6 +409,7 @@ def _target_missing() -> Alert:
         summary=f"Prometheus does not know the target of objective {_OBJECTIVE}",
         description=f"{judged} has the objective and {target} does not, so no alert on its error "
         "budget can fire.",
+        dashboard=DashboardUid.OBJECTIVES,
         variables=("objective",),
     )
 

@@ -27,7 +27,9 @@ from agent.render.alerts.alert_files import (
     VLLM_ALONE,
     render_kubernetes,
 )
+from agent.render.alerts.thresholds import THRESHOLDS
 from agent.render.dashboards import render_dashboards
+from agent.render.reference_pages import all_settings
 from agent.settings.settings_model import ObjectiveSettings, Settings
 from tests.render.alerts.cases import OBJECTIVES, TEXTS, rule_groups, selectors, selects, series_of
 from tests.render.alerts.cases import expressions as expressions_of
@@ -205,6 +207,40 @@ def test_each_alert_has_a_runbook_that_is_in_the_index() -> None:
         assert headings == [name, "What it means", "How to confirm", "What to do first"]
 
 
+# Nothing can be set: the hardware is at fault, or what must change is a file of Prometheus.
+WITHOUT_SETTING = {
+    *("GpuEccUncorrected", "GpuLost", "GpuNvlinkErrors", "GpuRecoveryWanted", "GpuRowRemapFailed"),
+    *("GpuRowRemapPending", "GpuXidCritical", "GpuXidWarning", "LlmEngineGpuFault"),
+    *("LlmObjectivePagedLately", "LlmObjectiveTargetMissing", "VllmRestarted"),
+}
+_SET = re.compile(r"`(?:[^`]* )?(--[a-z][\w-]*)[^`]*`|`([a-z_]+(?:(?:\[\])?\.[a-z_.]+)?)`")
+
+
+def test_every_runbook_names_what_to_set() -> None:
+    settings = {setting.path.replace("[0]", "[]") for setting in all_settings()}
+    nothing = set()
+    for path in RUNBOOKS.glob("*.md"):
+        _, _, steps = path.read_text(encoding="utf-8").partition("## What to do first")
+        found = _SET.findall(steps)
+        named = {name for _, name in found if name in settings or name in THRESHOLDS}
+        if not named and not any(flag for flag, _ in found):
+            nothing.add(path.stem)
+    assert nothing - {"README"} == WITHOUT_SETTING
+
+
+def test_alerts_on_objectives_open_the_dashboard_of_objectives_on_theirs() -> None:
+    on_objectives = {
+        rule["alert"]: rule["annotations"]["dashboard_url"]
+        for rule in alerts(RULES)
+        if "objective=" in rule["annotations"]["runbook_url"]
+    }
+    assert len(on_objectives) > 10
+    for name, url in on_objectives.items():
+        uid = "goodput-capacity" if name == "LlmTooFewReplicas" else "goodput-objectives"
+        assert f"/d/{uid}?" in url, name
+        assert "&var-objective=" in url, name
+
+
 def test_runbooks_name_series_that_exist() -> None:
     of_vllm = {each.name for each in exposed("vllm-0.32.0.txt")}
     known = SERIES.keys() | of_vllm | {"vllm:gpu_cache_usage_perc"}
@@ -257,6 +293,7 @@ def test_both_files_of_rules_contain_the_agents_once_and_none_for_vllm_alone() -
     rules = yaml.safe_load(IN_KUBERNETES[RULES])
     assert yaml.safe_load(KUBERNETES[PROMETHEUS_RULE])["spec"] == rules
     text = KUBERNETES[CHART_RULES].replace("{${matchers}}", "").replace("${matchers}", "")
+    text = text.replace("${filters}", "")
     for name, default in yaml.safe_load(KUBERNETES[CHART_THRESHOLDS]).items():
         text = text.replace(f"${{{name}}}", str(default))
     assert yaml.safe_load(text) == rules
