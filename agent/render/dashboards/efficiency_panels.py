@@ -88,6 +88,11 @@ def _newest(metric: Metric, *more: str) -> tuple[Query, ...]:
     return (max_by((*ENGINE_MODEL, *more), metric),)
 
 
+_COMPUTED_PRICE = by(ENGINE_MODEL, gauge(em.COST_PER_MILLION, eq("kind", "computed_input")), "max")
+_SAVED = (
+    f"{HOUR_S} * {by(ENGINE_MODEL, rate(fact.CACHED_INPUT_TOKENS))}\n  * {_COMPUTED_PRICE}\n  / 1e6"
+)
+
 COST_ROW = PanelRow(
     "Cost",
     (
@@ -147,6 +152,13 @@ COST_ROW = PanelRow(
             "At the rate of the newest minute.",
             PanelUnit.DOLLARS,
             _newest(em.COST_PER_HOUR),
+        ),
+        Panel(
+            "Dollars per hour that caches save",
+            "An estimate: the cached tokens at the price of computed ones in the newest minute. "
+            "What reading them from the cache costs is not subtracted; it is little.",
+            PanelUnit.DOLLARS,
+            (per_engine(_SAVED),),
         ),
         Panel(
             "Busy and idle time",

@@ -42,12 +42,14 @@ def _rate(metric: Metric) -> str:
 
 
 _OF_TIER = (*ENGINE_MODEL, "tier")
-# Seconds of prefill that each second saves: loaded tokens at the prefill time of a computed token.
 _COMPUTED = f"({_rate(fact.INPUT_TOKENS)} - {_rate(fact.CACHED_INPUT_TOKENS)})"
-_PREFILL_SAVED = (
-    f"{_rate(fact.EXTERNAL_CACHE_HIT_TOKENS)}\n"
-    f"  * {by(ENGINE_MODEL, summed(fact.PREFILL_TIME))}\n  / ({_COMPUTED} > 0)"
-)
+_PREFILL = by(ENGINE_MODEL, summed(fact.PREFILL_TIME))
+
+
+def _prefill_saved(found: Metric) -> str:
+    """Seconds of prefill in each second: these tokens at the prefill time of a computed token."""
+    return f"{_rate(found)}\n  * {_PREFILL}\n  / ({_COMPUTED} > 0)"
+
 
 _PANELS = (
     Panel(
@@ -56,7 +58,7 @@ _PANELS = (
         "time of a computed token. If loading takes longer than it saves, the tier does not pay.",
         PanelUnit.NUMBER,
         (
-            per_engine(_PREFILL_SAVED, "saved"),
+            per_engine(_prefill_saved(fact.EXTERNAL_CACHE_HIT_TOKENS), "saved"),
             by_engine(fact.KV_OFFLOAD_LOAD_TIME, "loading"),
             sum_by(_OF_TIER, fact.KV_OFFLOAD_TIER_READ_TIME, "reading"),
         ),
@@ -233,6 +235,16 @@ _CACHES = (
             total(fact.CACHED_INPUT_TOKENS, "from a cache"),
         ),
     ),
+    Panel(
+        "Prefill saved by caches",
+        "Seconds of each second. Saved is an estimate: the cached tokens at the prefill time of a "
+        "computed token. Spent is the prefill that was left.",
+        PanelUnit.NUMBER,
+        (
+            per_engine(_prefill_saved(fact.CACHED_INPUT_TOKENS), "saved"),
+            per_engine(_PREFILL, "spent"),
+        ),
+    ),
 )
 
 _FAILED = Panel(
@@ -271,6 +283,10 @@ _THROUGHPUT = (
 
 _ACCEPTED = _rate(fact.SPEC_DECODE_ACCEPTED_TOKENS)
 _DRAFTED = _rate(fact.SPEC_DECODE_DRAFT_TOKENS)
+# Tokens of a draft that were kept, and that were verified, with the one that the model adds.
+_DRAFTS = _rate(fact.SPEC_DECODE_DRAFTS)
+_ACCEPTED_LENGTH = f"(1 + {ratio(_ACCEPTED, _DRAFTS)})"
+_VERIFIED = f"(1 + {ratio(_DRAFTED, _DRAFTS)})"
 _OF_POSITION = (*ENGINE_MODEL, "position")
 _SPECULATION = (
     Panel(
@@ -285,7 +301,7 @@ _SPECULATION = (
         "Accepted tokens per draft",
         "Accepted tokens of each draft; the model itself adds one more.",
         PanelUnit.NUMBER,
-        (per_engine(ratio(_ACCEPTED, _rate(fact.SPEC_DECODE_DRAFTS))),),
+        (per_engine(ratio(_ACCEPTED, _DRAFTS)),),
     ),
     Panel(
         "Drafts accepted by position",
@@ -295,7 +311,7 @@ _SPECULATION = (
         (
             Query(
                 f"{by(_OF_POSITION, rate(fact.SPEC_DECODE_ACCEPTED_BY_POSITION))}\n"
-                f"  / on (engine, model) group_left () ({_rate(fact.SPEC_DECODE_DRAFTS)} > 0)",
+                f"  / on (engine, model) group_left () ({_DRAFTS} > 0)",
                 legend(_OF_POSITION),
             ),
         ),
@@ -306,6 +322,17 @@ _SPECULATION = (
         "Tokens per second in drafts, and those that verification accepted.",
         PanelUnit.PER_SECOND,
         (per_engine(_DRAFTED, "drafted"), per_engine(_ACCEPTED, "accepted")),
+    ),
+    Panel(
+        "Speed by drafts, at least and at most",
+        "Tokens per second with drafts over those without. At most: all steps take the same time, "
+        "as while the GPU waits for memory. At least: a step takes as long as its tokens. Below 1 "
+        "at most, drafts cost more than they save.",
+        PanelUnit.NUMBER,
+        (
+            per_engine(f"{_ACCEPTED_LENGTH}\n  / {_VERIFIED}", "at least"),
+            per_engine(_ACCEPTED_LENGTH, "at most"),
+        ),
     ),
 )
 

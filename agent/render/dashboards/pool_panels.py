@@ -13,6 +13,7 @@ from agent.render.dashboards.panel_parts import (
     gauge,
     legend,
     rate,
+    ratio,
     warn_above,
 )
 from agent.render.pool_queries import OF_POOL, by_pool, queue_by_pool
@@ -29,9 +30,27 @@ def _tokens(metric: Metric, what: str) -> Query:
     return _of_pool(rate(metric), what)
 
 
+_RUNNING, _WAITING = (
+    by_pool(f"avg_over_time({gauge(metric)}[{RATE}])", _ROLES)
+    for metric in (fact.REQUESTS_RUNNING, fact.REQUESTS_WAITING)
+)
+
 POOL_ROW = PanelRow(
     "Prefill and decode pools",
     (
+        Panel(
+            "Engines of a pool",
+            "That the agents can scrape.",
+            PanelUnit.NUMBER,
+            (_of_pool(gauge(fact.REQUESTS_RUNNING), how="count"),),
+        ),
+        Panel(
+            "Load of a pool",
+            "Requests that run and wait over those that run. 1 is a pool with room; far above the "
+            "load of the other pool it is too small.",
+            PanelUnit.NUMBER,
+            (Query(ratio(f"({_RUNNING}\n  + {_WAITING})", _RUNNING), legend(OF_POOL)),),
+        ),
         Panel(
             "Requests that wait in each engine of a pool",
             "For capacity, not for KV values. If they wait in one pool and not in the other one, "
@@ -74,6 +93,12 @@ POOL_ROW = PanelRow(
             "By NIXL at the receiver, by Mooncake at the sender.",
             PanelUnit.BYTES_PER_S,
             (_of_pool(rate(fact.KV_TRANSFER_BYTES)),),
+        ),
+        Panel(
+            "KV transfers of a pool that failed",
+            "Their requests compute the prompt again or fail.",
+            PanelUnit.PER_SECOND,
+            (_of_pool(rate(fact.KV_TRANSFERS_FAILED)),),
         ),
     ),
 )
