@@ -112,6 +112,43 @@ def tally_of(judged: Sequence[JudgedRequest]) -> Tally:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alike:
+    """Requests of one vantage, status and judgement, with the sums of their known tokens."""
+
+    requests: int
+    vantage: Vantage
+    status: Status
+    judgement: Judgement
+    input_tokens: int
+    input_tokens_known: int
+    output_tokens: int
+    output_tokens_known: int
+
+
+def tally_of_alike(alike: Alike) -> Tally:
+    """The tally of these requests, without latencies."""
+    number, status = alike.requests, alike.status
+    at_proxy = 0 if alike.vantage is Vantage.ENGINE else number
+    names = ((ALL_OBJECTIVES, alike.judgement.verdict), *alike.judgement.by_objective)
+    return Tally(
+        requests=number,
+        statuses={str(status): number},
+        seen_at_proxy=at_proxy,
+        input_tokens=alike.input_tokens,
+        input_tokens_known=alike.input_tokens_known,
+        output_tokens=alike.output_tokens,
+        output_tokens_known=alike.output_tokens_known,
+        proxy_counted=at_proxy,
+        proxy_ended=0 if status in BY_CLIENT else at_proxy,
+        proxy_failed=at_proxy if status in FAILED else 0,
+        verdicts={
+            (name, str(verdict)): VerdictCounts(number, alike.output_tokens)
+            for name, verdict in names
+        },
+    )
+
+
 def _verdict_counts(judged: Iterable[JudgedRequest]) -> dict[tuple[str, str], VerdictCounts]:
     output_tokens: dict[Judgement, list[int]] = {}
     for item in judged:

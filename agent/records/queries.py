@@ -20,6 +20,15 @@ Dimension = Literal[
 ]
 OF_ROWS: frozenset[Dimension] = frozenset(("user", "workload", "session", "priority"))
 
+# Of more rows, the latencies of groups that only rows know are of a sample.
+MOST_TIMED_ROWS = 100_000
+
+
+def times_one_in(requests: int) -> int:
+    """One in how many of these requests has its latencies read, of groups that only rows know."""
+    return -(-requests // MOST_TIMED_ROWS) or 1
+
+
 # How many requests met and missed, by objective and model and by the Unix second of the minute.
 VerdictsByMinute = Mapping[tuple[str, str | None], Mapping[int, tuple[int, int]]]
 

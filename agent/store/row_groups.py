@@ -5,25 +5,30 @@ there are requests.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from math import inf
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, String, case, cast, func, null, or_, select
 
+from agent.analysis.latency import MAX_TOKENS
+from agent.analysis.quantiles import bins_of
 from agent.analysis.tally import (
     EDGES_TOKENS,
     INPUT_LENGTHS,
+    MEASURES,
     OUTPUT_EDGES_TOKENS,
     OUTPUT_LENGTHS,
+    Alike,
     Tally,
-    tally_of,
+    tally_of_alike,
 )
 from agent.catalog.definitions import Verdict
 from agent.catalog.metrics import OTHER
-from agent.records.objective import JudgedRequest, Judgement
-from agent.records.queries import OF_ROWS, Dimension, Selection, Window
-from agent.records.request import RequestRecord, Status, Vantage
+from agent.records.objective import Judgement
+from agent.records.queries import OF_ROWS, Dimension, Selection, Window, times_one_in
+from agent.records.request import Status, Vantage
 from agent.store.connection import ROWS_PER_READ
 from agent.store.rollup_queries import selected
 from agent.store.rollups import MAX_SERIES
@@ -41,12 +46,6 @@ ROW_GROUPS: Mapping[Dimension, ColumnElement[str | None]] = {
     "workload": requests.c.workload,
     "session": requests.c.session,
     "priority": cast(requests.c.priority, String),
-}
-
-_PLAIN = ("ttft_s", "tpot_s", "e2e_s", "queue_s", "input_tokens", "output_tokens")
-# A tally does not ask for the others.
-_NO_NAMES: dict[str, Any] = {
-    **{"trace_id": "", "span_id": "", "started_at": 0.0, "ended_at": 0.0, "received_at": 0.0}
 }
 
 
@@ -108,36 +107,84 @@ def tallies_of_rows(
 ) -> dict[str | None, Tally]:
     """The counts of the requests of each group; None is the key where it is unknown.
 
-    Raises QueryTooSlow.
+    Of many requests, the latencies are those of a sample (`times_one_in`), each of which stands for
+    so many. Raises QueryTooSlow.
     """
     names = frozenset(busiest(connection, dimension, window, selection))
-    columns = (requests.c[name] for name in ("vantage", "status", "verdict", "verdicts", *_PLAIN))
-    query = select(ROW_GROUPS[dimension].label("group"), requests.c.id, *columns).where(
-        *ended_in(window, selection)
-    )
     tallies: dict[str | None, Tally] = defaultdict(Tally)
-    rows = connection.execute(query, execution_options={"yield_per": ROWS_PER_READ})
+    counts = _counts(dimension, window, selection)
+    rows = connection.execute(counts, execution_options={"yield_per": ROWS_PER_READ})
     for part in rows.partitions():
         refuse_when_late(connection)
-        groups: dict[str | None, list[JudgedRequest]] = defaultdict(list)
-        for name, item in readable(requests, part, _group_and_judged):
-            groups[name if name is None or name in names else OTHER].append(item)
-        for name, items in groups.items():
-            tallies[name].add(tally_of(items))
+        for name, tally in readable(requests, part, _counted):
+            tallies[name if name is None or name in names else OTHER].add(tally)
+    one_in = times_one_in(sum(tally.requests for tally in tallies.values()))
+    for (name, measure), values_s in _times(connection, dimension, window, selection, one_in):
+        bins = {key: one_in * number for key, number in bins_of(values_s).items()}
+        tallies[name if name is None or name in names else OTHER].add(Tally(bins={measure: bins}))
     return dict(tallies)
 
 
-def _group_and_judged(row: Mapping[str, Any]) -> tuple[str | None, JudgedRequest]:
+def _counts(dimension: Dimension, window: Window, selection: Selection) -> Any:
+    """Selects the numbers and tokens of the requests that are alike."""
+    alike = ROW_GROUPS[dimension].label("group"), *(requests.c[name] for name in _ALIKE)
+    tokens = [
+        each.label(f"{name}_{what}")
+        for name in _TOKENS
+        for what, each in (("sum", func.sum(_plausible(name))), ("n", func.count(_plausible(name))))
+    ]
+    return (
+        select(*alike, func.count().label("number"), *tokens)
+        .where(*ended_in(window, selection))
+        .group_by(*alike)
+    )
+
+
+_ALIKE = ("vantage", "status", "verdict", "verdicts")
+_TOKENS = ("input_tokens", "output_tokens")
+
+
+def _plausible(name: str) -> ColumnElement[int | None]:
+    """A number of tokens; a damaged one would spoil a whole sum."""
+    return case((requests.c[name].between(0, MAX_TOKENS), requests.c[name]))
+
+
+def _counted(row: Mapping[str, Any]) -> tuple[str | None, Tally]:
     check_row(requests, row)
-    if not isinstance(row["group"], str | None):
-        raise ValueError("the group is no text")
-    record = RequestRecord(
-        **_NO_NAMES,
+    alike = Alike(
+        requests=row["number"],
         vantage=Vantage(row["vantage"]),
         status=Status(row["status"]),
-        **{name: row[name] for name in _PLAIN},
+        judgement=_judgement(row["verdict"], row["verdicts"]),
+        **{name: int(row[f"{name}_sum"] or 0) for name in _TOKENS},
+        **{f"{name}_known": row[f"{name}_n"] for name in _TOKENS},
     )
-    return row["group"], JudgedRequest(record, _judgement(row["verdict"], row["verdicts"]))
+    if not isinstance(row["group"], str | None):
+        raise ValueError("the group is no text")
+    return row["group"], tally_of_alike(alike)
+
+
+def _times(
+    connection: Connection,
+    dimension: Dimension,
+    window: Window,
+    selection: Selection,
+    one_in: int,
+) -> Iterable[tuple[tuple[str | None, str], Sequence[float]]]:
+    """The seconds of one in so many requests by group and measure. A damaged value is left out."""
+    found: dict[tuple[str | None, str], list[float]] = defaultdict(list)
+    columns = ROW_GROUPS[dimension].label("group"), *(requests.c[name] for name in MEASURES)
+    for part in sampled(window, one_in):
+        # A refusal takes no time, and would hide how long real responses take.
+        query = select(*columns).where(
+            *ended_in(part, selection), requests.c.status != Status.INVALID
+        )
+        for name, *values_s in connection.execute(query):
+            for measure, value_s in zip(MEASURES, values_s, strict=True):
+                if isinstance(value_s, float) and 0 <= value_s < inf:
+                    found[name, measure].append(value_s)
+        refuse_when_late(connection)
+    return found.items()
 
 
 @lru_cache(maxsize=4096)

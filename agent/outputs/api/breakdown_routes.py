@@ -1,6 +1,6 @@
 """API route of the figures of a window by engine, model, tenant, user and so on."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import cache
@@ -32,6 +32,7 @@ from agent.records.queries import (
     GroupCost,
     Selection,
     Window,
+    times_one_in,
 )
 
 By = Annotated[
@@ -39,7 +40,8 @@ By = Annotated[
     Query(
         description="what to group the requests by. By user, workload, session and priority the "
         "rows themselves are read: the window is at most as long as they are kept, the 1000 "
-        "busiest groups have figures of their own, and the rest is `other`"
+        "busiest groups have figures of their own, and the rest is `other`; of more than 100,000 "
+        "requests the latencies are of a sample (`times_one_in`)"
     ),
 ]
 Most = Annotated[int, Query(ge=1, le=1000, description="most groups in the response")]
@@ -123,6 +125,10 @@ class BreakdownResponse(BaseResponse):
     window_until: datetime
     window_s: float
     relative_error: float = Field(description="of the percentiles")
+    times_one_in: int = Field(
+        description="percentiles and histograms are of one in so many requests; 1 if of all. "
+        "Counts are of all requests"
+    )
     by: Dimension
     groups: list[GroupResponse] = Field(description="as sorted; the most requests first")
     left_out: int = Field(description="groups beyond the limit")
@@ -156,6 +162,7 @@ def breakdown_routes(context: ApiContext) -> APIRouter:
             response_of = _responses(queries, by, over, chosen, budgets, histograms=histograms)
             return BreakdownResponse(
                 **_stated_groups(over, by),
+                times_one_in=_times_one_in(by, groups),
                 groups=[response_of(each) for each in found[:limit]],
                 left_out=len(found[limit:]),
             )
@@ -291,6 +298,10 @@ def _group_covered_s(
 
     grouped = by in ("agent", "engine")
     return lambda group: since(replace(chosen.source, **{by: group}) if grouped else chosen.source)
+
+
+def _times_one_in(by: Dimension, groups: Sequence[_UnsortedGroup]) -> int:
+    return times_one_in(sum(each.tally.requests for each in groups)) if by in OF_ROWS else 1
 
 
 def _sorted(groups: list[_UnsortedGroup], sort: str, objective: str) -> list[_UnsortedGroup]:

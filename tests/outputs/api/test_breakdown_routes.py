@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from agent.analysis.tally import INPUT_LENGTHS, OUTPUT_LENGTHS, input_length_of
+from agent.records import queries
 from agent.records.queries import OF_ROWS, Dimension
 from agent.records.request import ProxyView, RequestRecord, Vantage
 from agent.store import store_queries
@@ -322,6 +323,39 @@ def test_lengths_of_very_many_requests_are_of_a_sample_that_says_so(
     assert 200 <= group["met"] + group["missed"] <= 450
     assert group["attainment"] == pytest.approx(0.75, abs=0.1)
     assert api_of_each.query("lengths", window="4m")["one_in"] == 1
+
+
+def test_users_of_very_many_requests_have_exact_counts_and_percentiles_of_a_sample(
+    api_of_each: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "MOST_TIMED_ROWS", 300)
+    now = api_of_each.agent.now
+    # One a second, every fourth one slow.
+    sent = [
+        record(
+            n,
+            ended_at=now - n,
+            vantage=Vantage.PROXY,
+            ttft_s=9.0 if n % 4 == 0 else 0.1,
+            proxied=ProxyView(end_user="slow" if n % 4 == 0 else "fast"),
+        )
+        for n in range(1, 3001)
+    ]
+    api_of_each.store(sent, [objective()])
+    whole = api_of_each.query("breakdown", by="user", window="50m", histograms="true")
+    ended = ended_within(sent, now - whole["window_s"], now)
+    for user, missed in (("slow", True), ("fast", False)):
+        group = groups(whole)[user]
+        own = [n for item in ended if (n := item.proxied) is not None and n.end_user == user]
+        assert group["requests"] == len(own)
+        assert group["missed"] == (len(own) if missed else 0)
+        assert group["output_tokens"] == 21 * len(own)
+        assert group["ttft_ms"]["p95"] == pytest.approx(9000 if missed else 100, rel=0.02)
+        assert sum(group["histograms"]["ttft_s"]["bucket_counts"]) == pytest.approx(
+            len(own), rel=0.5
+        )
+    assert whole["times_one_in"] == 10
+    assert api_of_each.query("breakdown", by="user", window="4m")["times_one_in"] == 1
 
 
 def test_a_group_includes_its_lower_edge(api_of_each: Api) -> None:

@@ -83,7 +83,7 @@ const Sorts = ({address, by, sort}) => html`
       ${COLUMNS.map(([name, key, is_lowest = false]) => html`<option value=${is_lowest ? key : `-${key}`}>${name}</option>`)}
     </select></label></form>`;
 
-function Show({data: {by, sort, cost, groups, left_out: rest, over}, parameters, address}) {
+function Show({data: {by, sort, cost, groups, left_out: rest, times_one_in: one_in, over}, parameters, address}) {
   const heads = COLUMNS.filter(([name]) => cost || name !== "cost").map((each) => heading(address, by, sort, each));
   const without_cost = (cells) => (cost ? cells : cells.toSpliced(-2, 1));
   return html`
@@ -93,6 +93,7 @@ function Show({data: {by, sort, cost, groups, left_out: rest, over}, parameters,
     <${Table} label="A heading sorts; a name shows its figures alone" pairs
       head=${[heading(address, by, sort, [words(by), "group", true]), ...heads, "main cause"]}
       words=${["main cause"]} rows=${groups.map(row(address, by)).map(without_cost)} empty="No request ended in this window." />
+    ${one_in > 1 && html`<${Note}>Percentiles are of one in ${number(one_in)} requests; counts are of all.<//>`}
     ${rest > 0 && html`<${Note}>${number(rest)} more groups are left out.<//>`}
     <${Note}>Met is the share of judged requests that met every objective on them. ${cost ? "Cost is each request's part of busy time; idle time belongs to nobody."
       : "Cost is shown for windows up to 6 hours: it is summed from every request."}<//>`;
