@@ -1,5 +1,6 @@
 """What the scripts of `.ci` do, and that the sdist is whole."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+import yaml
 
 import agent
 
@@ -35,23 +37,122 @@ def test_one_stage_that_fails_fails_the_run_and_ends_no_other() -> None:
 # A release
 
 
-def test_a_release_needs_a_tag(tmp_path: Path) -> None:
-    """In a repository of its own, whose HEAD has none, and then one of another version."""
-    for path in (".ci/release", "agent/__init__.py"):
-        (tmp_path / path).parent.mkdir(exist_ok=True)
+VERSIONED = (
+    "agent/__init__.py",
+    "deploy/helm/goodput-agent/Chart.yaml",
+    "plugins/vllm/goodput_agent_vllm/__init__.py",
+)
+
+
+class Releasing:
+    """A repository with what a release reads first."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._run("git", "init", "-q")
+        for path in (".ci/release", *VERSIONED):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / path, folder / path)
+        self.write("CHANGELOG.md", "## [Unreleased]\n")
+        self.commit()
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text, encoding="utf-8")
+
+    def commit(self) -> None:
+        self._run("git", "add", ".")
+        self._run("git", *["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "all"])
+
+    def tag(self, name: str) -> None:
+        self._run("git", "tag", "--force", name)
+
+    def refusal(self) -> str:
+        """Why nothing is released."""
+        ended = self._run(".ci/release", str(self.folder), check=False)
+        assert ended.returncode == 1
+        return ended.stderr
+
+    def _run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=check)
+
+
+@pytest.fixture
+def releasing(tmp_path: Path) -> Releasing:
+    return Releasing(tmp_path)
+
+
+def test_a_release_needs_a_tag_of_its_version(releasing: Releasing) -> None:
+    assert "HEAD has no tag" in releasing.refusal()
+    releasing.tag("v9.9.9")
+    theirs = f"the tag is v9.9.9, and agent/__init__.py has {agent.__version__}"
+    assert theirs in releasing.refusal()
+
+
+@pytest.mark.parametrize("file", VERSIONED[1:])
+def test_a_release_has_one_version(releasing: Releasing, file: str) -> None:
+    text = (releasing.folder / file).read_text(encoding="utf-8")
+    releasing.write(file, text.replace(agent.__version__, "9.9.9"))
+    releasing.commit()
+    releasing.tag(f"v{agent.__version__}")
+    assert f"{file} has another version than {agent.__version__}" in releasing.refusal()
+
+
+def test_a_release_needs_its_section_of_the_changelog(releasing: Releasing) -> None:
+    releasing.tag(f"v{agent.__version__}")
+    assert f"no section '## [{agent.__version__}] - DATE'" in releasing.refusal()
+
+
+def test_what_is_released_names_its_repository(tmp_path: Path) -> None:
+    url, tag = "https://github.com/Some-Org/goodput-agent", "v1.2.3"
+    files = (
+        *(
+            "README.md",
+            "CHANGELOG.md",
+            "pyproject.toml",
+            "plugins/vllm/README.md",
+            "plugins/vllm/pyproject.toml",
+        ),
+        *(f"deploy/helm/goodput-agent/{name}" for name in ("Chart.yaml", "values.yaml")),
+    )
+    for path in files:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, tmp_path / path)
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    program = str(ROOT / ".ci/name_repository.py")
+    subprocess.run([sys.executable, program, str(tmp_path), url, tag], check=True)
+    texts = {path: (tmp_path / path).read_text(encoding="utf-8") for path in files}
+    for name in ("README.md", "CHANGELOG.md", "plugins/vllm/README.md"):
+        targets = re.findall(r"(!?)\[[^\]]*\]\(([^)]+)\)", texts[name])
+        assert [each for _, each in targets if not each.startswith("https://")] == []
+        ours = [(picture, each.partition("#")[0]) for picture, each in targets if url in each]
+        assert ours
+        for picture, each in ours:
+            kind, version, path = each.removeprefix(f"{url}/").split("/", 2)
+            assert (kind, version) == ("raw" if picture else "blob", tag)
+            assert (ROOT / path).exists(), path
+    for name in ("pyproject.toml", "plugins/vllm/pyproject.toml"):
+        assert tomllib.loads(texts[name])["project"]["urls"]["Source"] == url
+    chart = yaml.safe_load(texts[files[-2]])
+    assert (chart["home"], chart["sources"]) == (url, [url])
+    values = yaml.safe_load(texts[files[-1]])
+    assert values["image"]["repository"] == "ghcr.io/some-org/goodput-agent"
 
-    def run(*command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
 
-    for step in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
-        assert run(*git, *step).returncode == 0
-    assert "HEAD has no tag" in run(".ci/release", str(tmp_path)).stderr
-    assert run(*git, "tag", "v9.9.9").returncode == 0
-    ended = run(".ci/release", str(tmp_path))
-    assert ended.returncode == 1
-    assert f"the tag is v9.9.9, and agent/__init__.py has {agent.__version__}" in ended.stderr
+@pytest.mark.parametrize(
+    ("schema", "pattern"),
+    [
+        ("vendor.github-workflows", "workflows/*.yml"),
+        ("custom.github-workflows-require-timeout", "workflows/*.yml"),
+        ("vendor.github-issue-forms", "ISSUE_TEMPLATE/[!c]*.yml"),
+        ("vendor.github-issue-config", "ISSUE_TEMPLATE/config.yml"),
+    ],
+)
+def test_github_accepts_its_files(schema: str, pattern: str) -> None:
+    files = sorted((ROOT / ".github").glob(pattern))
+    assert files
+    program = Path(sys.executable).with_name("check-jsonschema")
+    command = [str(program), "--builtin-schema", schema, *map(str, files)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def test_the_sdist_has_every_folder_and_what_the_image_is_built_of() -> None:
