@@ -171,7 +171,9 @@ def gpu_source(settings: Settings) -> GpuSource | None:
     """The source that the settings choose; None if GPUs are not read."""
     if settings.dcgm.url is not None:
         fields = [row.field() for row in settings.dcgm.fields]
-        return DcgmSource(url=settings.dcgm.url, extra_fields=fields, ca=settings.tls.ca)
+        return DcgmSource(
+            url=settings.dcgm.url, extra_fields=fields, ca=settings.tls.ca, pod=settings.dcgm.pod
+        )
     return NvmlSource() if settings.reads_nvml else None
 
 

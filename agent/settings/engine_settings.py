@@ -57,6 +57,9 @@ class ParallelismSettings(Section):
         return Parallelism(tensor=self.tensor, pipeline=self.pipeline, data=self.data)
 
 
+_Pod = Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[a-z0-9.-]+$", max_length=320)]
+
+
 class EngineSettings(Section):
     """One inference server."""
 
@@ -75,7 +78,7 @@ class EngineSettings(Section):
     """The phases that run on this engine."""
     gpus: tuple[Gpu, ...] = ()
     """Indexes or UUIDs of its GPUs; empty: those that its processes are on, or that its pod has."""
-    pod: str | None = Field(default=None, pattern=r"^[a-z0-9.-]+/[a-z0-9.-]+$", max_length=320)
+    pod: _Pod | None = None
     """Its pod as `namespace/pod`: it owns the GPUs that a dcgm-exporter shows as the pod's."""
     parallelism: ParallelismSettings | None = None
     dtype: Annotated[str, known(WeightDtype)] | None = None
@@ -183,3 +186,5 @@ class DcgmSettings(Section):
     """Time between two polls."""
     fields: tuple[DcgmFieldSettings, ...] = ()
     """Series that give our metrics, beside the built-in ones."""
+    pod: _Pod | None = None
+    """Only GPUs of this pod are read, as `namespace/pod`; null: all that the exporter shows."""

@@ -164,10 +164,10 @@ def test_the_agent_loads_the_settings_of_a_rendering(name: str, tmp_path: Path) 
 
 def test_the_agent_reads_the_gpus_of_its_node_and_knows_its_pod(tmp_path: Path) -> None:
     on_node = settings_of("node", tmp_path)
-    assert on_node.dcgm.url == "http://10.0.0.7:9400/metrics"
+    assert (on_node.dcgm.url, on_node.dcgm.pod) == ("http://10.0.0.7:9400/metrics", None)
     beside = settings_of("vllm", tmp_path)
     assert beside.dcgm.url == "http://nvidia-dcgm-exporter.gpu-operator:9400/metrics"
-    assert beside.engines[0].pod == "llm/chat-0"
+    assert (beside.engines[0].pod, beside.dcgm.pod) == ("llm/chat-0", "llm/chat-0")
     # The engine's own settings stay.
     assert (beside.engines[0].name, beside.engines[0].url) == ("chat-0", "http://127.0.0.1:8000")
     without = settings_of(YOURS, tmp_path)

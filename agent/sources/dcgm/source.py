@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -67,11 +67,14 @@ class DcgmSource:
         timeout_s: float = 4.0,
         monotonic: Callable[[], float] = time.monotonic,
         ca: Path | None = None,
+        pod: str | None = None,
     ) -> None:
         """The path of `url` may be left out. `extra_fields` come before the built-in ones.
 
-        `ca` is a file of authorities that the exporter is trusted by.
+        `ca` is a file of authorities that the exporter is trusted by. With `pod`, as
+        `namespace/pod`, only GPUs of this pod are read.
         """
+        self._pod = pod
         self._url = url if urlsplit(url).path.strip("/") else url.rstrip("/") + _PATH
         self._timeout_s = timeout_s
         self._fields = (*extra_fields, *DCGM_FIELDS, *ROCM_FIELDS)
@@ -120,7 +123,12 @@ class DcgmSource:
                 f"has no series of dcgm-exporter or AMD's device-metrics-exporter{looks}",
             )
         self._note(memory_note(self._fields, exposition.series))
-        return read_gpus(exposition, self._fields, self._known)
+        found = read_gpus(exposition, self._fields, self._known)
+        return found if self._pod is None else replace(found, gpus=self._of_pod(found.gpus))
+
+    def _of_pod(self, gpus: Iterable[ExporterGpu]) -> tuple[ExporterGpu, ...]:
+        # A GPU stays the pod's when the pod has ended.
+        return tuple(gpu for gpu in gpus if self._pod in gpu.pods or gpu.gpu in self._known)
 
     def _note(self, note: str | None) -> None:
         if note is not None and note != self._noted:
@@ -145,7 +153,8 @@ class DcgmSource:
             self._miss([uuid], problem, result)
         none = set() if found.gpus else {NO_GPU}
         if none:
-            result.problem = "the GPU exporter lists no GPU"
+            of_pod = "" if self._pod is None else f" of the pod {self._pod}"
+            result.problem = f"the GPU exporter lists no GPU{of_pod}"
         result.failures += sorted({*missing.values(), *found.dropped} | none)
 
     def _is_stale(self, gpu: ExporterGpu) -> bool:

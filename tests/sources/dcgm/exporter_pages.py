@@ -55,6 +55,7 @@ class ScriptedExporter:
     exporter: EngineServer
     extra_fields: tuple[DcgmField, ...] = ()
     timeout_s: float = PLENTY_S
+    pod: str | None = None
     last: GpuSamples = field(default_factory=GpuSamples)
     now: float = 1000.0
 
@@ -63,6 +64,7 @@ class ScriptedExporter:
             url=self.exporter.url,
             extra_fields=self.extra_fields,
             timeout_s=self.timeout_s,
+            pod=self.pod,
             monotonic=lambda: self.now,
         )
 

@@ -50,6 +50,23 @@ def test_a_sample_has_the_pods_of_its_gpu_and_none_while_it_cannot_be_read(
     assert (dcgm.of(0).problem, dcgm.of(0).pods) == ("gpu_missing", None)
 
 
+def test_of_a_node_only_the_gpus_of_the_pod_are_read(exporter: EngineServer) -> None:
+    xid = "DCGM_FI_DEV_XID_ERRORS"
+    dcgm = ScriptedExporter(exporter, pod="llm/chat-0")
+    dcgm.poll(temperature(1))
+    assert (dcgm.samples, dcgm.failures) == ([], ["no_gpu"])
+    assert dcgm.last.problem == "the GPU exporter lists no GPU of the pod llm/chat-0"
+    ours = row("DCGM_FI_DEV_GPU_TEMP", 30, 0, namespace="llm", pod="chat-0")
+    theirs = row("DCGM_FI_DEV_GPU_TEMP", 30, 1, namespace="llm", pod="code-0")
+    dcgm.poll(ours, theirs)
+    assert [sample.gpu for sample in dcgm.samples] == [uuid_of(0)]
+    # An error of another's GPU is not ours; of ours it is, also as the pod ends.
+    dcgm.poll(temperature(0), row(xid, 79, 0), theirs, row(xid, 79, 1))
+    assert [(error.gpu, error.xid) for error in dcgm.xids] == [(uuid_of(0), 79)]
+    assert [sample.gpu for sample in dcgm.samples] == [uuid_of(0)]
+    dcgm.source.close()
+
+
 def test_an_operators_field_is_read_before_those_built_in(exporter: EngineServer) -> None:
     mine = DcgmField(series="MY_CLOCK", fact="gpu_clock_hertz", labels=("sm",), scale=1e6)
     dcgm = ScriptedExporter(exporter, extra_fields=(mine,))

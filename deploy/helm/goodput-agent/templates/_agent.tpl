@@ -81,7 +81,9 @@ goodput-agent/settings: {{ include "goodput-agent.settings" . | sha256sum | trun
 {{- /* The kubelet fills in what stands above. */ -}}
 {{- $environment = append $environment (dict "name" "GOODPUT_DCGM__URL" "value" .) -}}
 {{- if ne $.Values.mode "node" -}}
-{{- $environment = append $environment (dict "name" "GOODPUT_ENGINES__0__POD" "value" "$(POD_NAMESPACE)/$(POD_NAME)") -}}
+{{- range list "GOODPUT_DCGM__POD" "GOODPUT_ENGINES__0__POD" -}}
+{{- $environment = append $environment (dict "name" . "value" "$(POD_NAMESPACE)/$(POD_NAME)") -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- with concat $environment .Values.env -}}
