@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class DashboardUid(StrEnum):
@@ -18,8 +19,23 @@ class DashboardUid(StrEnum):
     REQUESTS_API = "goodput-requests-api"
 
 
-# The dashboards of single requests, with the data source of each.
-REQUEST_DASHBOARDS = {DashboardUid.REQUESTS: "PostgreSQL", DashboardUid.REQUESTS_API: "API"}
+class RequestDashboard(NamedTuple):
+    """A dashboard of single requests, its data source, and the prefix of its variables."""
+
+    uid: DashboardUid
+    source: str
+    prefix: str = ""
+
+    def url(self, **chosen: str) -> str:
+        """Its URL with the time range of the dashboard that links to it."""
+        variables = "".join(f"&var-{self.prefix}{name}={value}" for name, value in chosen.items())
+        return f"/d/{self.uid}?${{__url_time_range}}{variables}"
+
+
+# With names of its own, because `All` and several names of other dashboards are no text for the
+# API: links between dashboards keep variables of one name.
+OF_API = RequestDashboard(DashboardUid.REQUESTS_API, "API", "one_")
+REQUEST_DASHBOARDS = (RequestDashboard(DashboardUid.REQUESTS, "PostgreSQL"), OF_API)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from agent.render.dashboards.objective_panels import objective_rows
 from agent.render.dashboards.panel_parts import Dashboard, PanelRow, Query
 from agent.render.dashboards.request_panels import REQUEST_ROWS
 from agent.render.dashboards.scaling_panels import SCALING_ROW
-from agent.render.links import DashboardUid
+from agent.render.links import OF_API, DashboardUid
 
 FOLDER = "dashboards"
 
@@ -144,8 +144,8 @@ def _requests_of_api() -> Dashboard:
         rows=API_ROWS,
         variables=(
             INFINITY_SOURCE,
-            *(text_variable(name, name.title()) for name in CHOSEN),
-            choice_variable("worst_by", "Worst by", WORST_BY),
-            text_variable("request", "Request"),
+            *(text_variable(f"{OF_API.prefix}{name}", name.title()) for name in CHOSEN),
+            choice_variable(f"{OF_API.prefix}sort", "Worst by", WORST_BY),
+            text_variable(f"{OF_API.prefix}request", "Request"),
         ),
     )

@@ -15,13 +15,13 @@ from agent.render.dashboards.panel_parts import (
     PanelRow,
     PanelUnit,
 )
-from agent.render.links import DashboardUid
+from agent.render.links import OF_API, DashboardUid
 
 WORST_BY = ("e2e", "ttft", "tpot", "queue", "cost", "input_tokens", "output_tokens")
 # The API takes an empty parameter for an absent one, so empty text fields choose everything.
 CHOSEN = ("engine", "model", "tenant", "objective")
 
-_SELECTION = {name: f"${{{name}}}" for name in CHOSEN}
+_SELECTION = {name: f"${{{OF_API.prefix}{name}}}" for name in CHOSEN}
 _STARTED = {"started_from": "${__from:date:iso}", "started_until": "${__to:date:iso}"}
 _WINDOW = {"from": "${__from:date:iso}", "until": "${__to:date:iso}"}
 
@@ -64,13 +64,11 @@ _PHASES = (
 
 def _choosing(title: str, variable: str) -> Link:
     """This dashboard with the clicked value as this variable, and the others as they are."""
-    others = (name for name in ("datasource", *CHOSEN, "worst_by", "request") if name != variable)
-    kept = "&".join(f"${{{name}:queryparam}}" for name in others)
-    return Link(
-        title,
-        f"/d/{DashboardUid.REQUESTS_API}?${{__url_time_range}}&{kept}"
-        f"&var-{variable}=${{__value.raw}}",
-    )
+    prefix = OF_API.prefix
+    names = (*CHOSEN, "sort", "request")
+    others = ("datasource", *(f"{prefix}{name}" for name in names if name != variable))
+    kept = "".join(f"&${{{name}:queryparam}}" for name in others)
+    return Link(title, OF_API.url(**{variable: "${__value.raw}"}) + kept)
 
 
 _ENGINE = Link(
@@ -117,7 +115,7 @@ _WORST = (
         "Worst requests",
         "Of the time shown, by the measure chosen above. Empty fields choose everything. A click "
         "on a request shows it in full; on an engine, a model or a tenant it can be chosen.",
-        {"sort": "${worst_by}"},
+        {"sort": f"${{{OF_API.prefix}sort}}"},
     ),
     _list(
         "Newest requests that missed",
@@ -126,7 +124,7 @@ _WORST = (
     ),
 )
 
-_CHOSEN_ONE = {"id": "${request}", "limit": "1"}
+_CHOSEN_ONE = {"id": f"${{{OF_API.prefix}request}}", "limit": "1"}
 _ONE = (
     Panel(
         "The request",
@@ -258,7 +256,7 @@ _EVENTS = (
         (
             Api(
                 "/api/v1/events",
-                {"engine": "${engine}", **_WINDOW},
+                {"engine": _SELECTION["engine"], **_WINDOW},
                 "items",
                 (
                     ApiColumn("at", "at", ApiType.TIMESTAMP),

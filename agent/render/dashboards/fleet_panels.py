@@ -148,7 +148,10 @@ _DETAILS = Column(
         _to("This engine", DashboardUid.OPERATIONS),
         _to("Its objectives", DashboardUid.OBJECTIVES),
         _to("Its capacity and cost", DashboardUid.CAPACITY),
-        *(_to(f"Its requests ({source})", uid) for uid, source in REQUEST_DASHBOARDS.items()),
+        *(
+            Link(f"Its requests ({each.source})", each.url(engine="${__value.raw}"))
+            for each in REQUEST_DASHBOARDS
+        ),
     ),
 )
 

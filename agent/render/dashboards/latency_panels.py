@@ -25,10 +25,10 @@ from agent.render.promql import by, eq
 
 _SLOWEST_REQUESTS = tuple(
     Link(
-        f"The slowest requests of this engine ({source})",
-        f"/d/{uid}?${{__url_time_range}}&var-engine=${{__field.labels.engine}}",
+        f"The slowest requests of this engine ({each.source})",
+        each.url(engine="${__field.labels.engine}"),
     )
-    for uid, source in REQUEST_DASHBOARDS.items()
+    for each in REQUEST_DASHBOARDS
 )
 
 _LIMITED = (

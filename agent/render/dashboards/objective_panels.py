@@ -153,14 +153,13 @@ _PRESET = Query(
 )
 _MISSED_REQUESTS = tuple(
     Link(
-        f"The requests that missed ({source})",
-        f"/d/{uid}?${{__url_time_range}}&var-objective=${{__field.labels.objective}}",
+        f"The requests that missed ({each.source})",
+        each.url(objective="${__field.labels.objective}"),
     )
-    for uid, source in REQUEST_DASHBOARDS.items()
+    for each in REQUEST_DASHBOARDS
 )
 _CAUSES = tuple(
-    Link(f"Causes of misses ({source})", f"/d/{uid}?${{__url_time_range}}")
-    for uid, source in REQUEST_DASHBOARDS.items()
+    Link(f"Causes of misses ({each.source})", each.url()) for each in REQUEST_DASHBOARDS
 )
 # Of each latency that objectives limit: its name, the field of its limit, its histogram.
 _LIMITED = (("ttft", "ttft_s", m.TTFT), ("tpot", "tpot_s", m.TPOT), ("e2e", "e2e_s", m.DURATION))
