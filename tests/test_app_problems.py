@@ -43,7 +43,8 @@ def problems(server: EngineServer) -> dict[str, str]:
     return {
         "gone": f"{gone}/metrics cannot be reached: connection refused",
         "router": f"{server.url}/metrics has no series of a known engine: this looks like "
-        "production-stack's router; give the URL of the engine",
+        "production-stack's router; give the URL of the engine; a router's own metrics go under "
+        "`routers`",
         "page": f"{server.url}/page/metrics has an HTML page, not metrics: 'Welcome to nginx!'",
     }
 
@@ -58,6 +59,7 @@ def agent(
             for name, said in problems.items()
         ],
         "dcgm": {"url": f"{server.url}/gpu", "poll_interval": "0.5s"},
+        "routers": [{"name": "front", "url": server.url, "scrape_interval": "0.5s"}],
     }
     folder = tmp_path_factory.mktemp("problems")
     with AgentProcess.with_settings(folder, AgentPorts.free(), settings) as running:
@@ -142,3 +144,19 @@ def test_readyz_says_that_the_exporter_has_no_gpu_and_where_it_is_to_nobody(
     )
     server.answers("/gpu", page_of(row("DCGM_FI_DEV_GPU_TEMP", 31, UUID="")))
     eventually(lambda: gpus() == "the GPU exporter lists no GPU", within_s=WITHIN_S, what="no GPU")
+
+
+def test_the_router_s_own_metrics_are_published_when_it_is_named_as_one(
+    agent: AgentProcess,
+) -> None:
+    def published() -> list[str]:
+        text = requests.get(f"{agent.url}/metrics", timeout=WITHIN_S).text
+        return [line for line in text.splitlines() if line.startswith("llm_router_")]
+
+    expected = [
+        'llm_router_up{router="front"} 1.0',
+        'llm_router_endpoints_ready{router="front"} 1.0',
+    ]
+    eventually(lambda: published() == expected, within_s=WITHIN_S, what="the router's metrics")
+    parts = requests.get(f"{agent.url}/readyz", timeout=WITHIN_S).json()["parts"]
+    assert parts["router front"] == "ok"

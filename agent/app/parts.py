@@ -39,6 +39,7 @@ from agent.pipeline.explaining import MissedRequests
 from agent.pipeline.monitors import EngineMonitor, UnclaimedGpuMonitor
 from agent.pipeline.request_pipeline import ClientLabels, OnCounted, RequestPipeline, TenantLabels
 from agent.records.engine import EngineStatus
+from agent.records.gpu import Facts
 from agent.records.objective import JudgedRequest
 from agent.settings import Settings
 from agent.sources.engines.directory import EngineDirectory
@@ -46,6 +47,7 @@ from agent.sources.otlp.payload import Body
 from agent.sources.otlp.receiver import Receiver
 from agent.sources.otlp.span_reader import SpanReader
 from agent.sources.proxy.handover.messages import HandoverAddress
+from agent.sources.routers import RouterSource
 from agent.store.claim import AgentState
 from agent.store.writing import RequestWriter
 
@@ -76,6 +78,7 @@ class EngineParts:
     builder: EngineMonitors
     monitors: Sequence[EngineMonitor]
     unclaimed: UnclaimedGpuMonitor
+    routers: Sequence[RouterSource]
 
     def publish(self, meter: Meter) -> None:
         """Publish the state and the last start of each engine."""
@@ -261,6 +264,10 @@ def _engine_parts(base: BaseParts, gpus: GpuSource | None, sources: SourcesOf) -
         builder=builder,
         monitors=[builder.of_engine(engine, base.directory) for engine in settings.engines],
         unclaimed=builder.of_unclaimed_gpus(),
+        routers=[
+            RouterSource(name=each.name, url=each.url, ca=settings.tls.ca)
+            for each in settings.routers
+        ],
     )
 
 
@@ -373,7 +380,8 @@ def _output_parts(base: BaseParts, engines: EngineParts, requests: IntakeParts) 
     settings, meter = base.settings, base.meter
     info = (settings.name, agent.__version__, "true" if base.simulated else "false")
     gpus, board = engines.gpus.inventory.newest, engines.efficiency.board
-    exposition = AgentExposition(meter, info, gpus, engines.hosts, board)
+    routers = partial(_router_facts, engines.routers)
+    exposition = AgentExposition(meter, info, gpus, engines.hosts, board, routers=routers)
     endpoint, pushing = settings.otlp_metrics.endpoint, None
     if endpoint is not None:
         pushing = Pushing(settings, endpoint, meter, exposition, base.now())
@@ -390,6 +398,8 @@ def _output_parts(base: BaseParts, engines: EngineParts, requests: IntakeParts) 
     setups = _setups(base, engines, requests)
     readiness = _readiness(base, engines, requests, health)
     readiness.add("setup", setups.status_text)
+    for router in engines.routers:
+        readiness.add(f"router {router.name}", router.status_text)
     return OutputParts(
         exposition=exposition,
         pushing=pushing,
@@ -397,6 +407,10 @@ def _output_parts(base: BaseParts, engines: EngineParts, requests: IntakeParts) 
         readiness=readiness,
         setups=setups,
     )
+
+
+def _router_facts(routers: Sequence[RouterSource]) -> Sequence[tuple[str, Facts]]:
+    return [(router.name, router.facts) for router in routers]
 
 
 def _setups(base: BaseParts, engines: EngineParts, requests: IntakeParts) -> EngineSetups:

@@ -122,6 +122,9 @@ class Agent:
                 first_in_s=min(_SECOND_POLL_IN_S, settings.scrape_interval),
             )
         self._engines.gpus.schedule(self._jobs)
+        for router, source in zip(self._base.settings.routers, self._engines.routers, strict=True):
+            job = f"read router {router.name}"
+            self._jobs.every(router.scrape_interval, job, source.poll, first_in_s=0.0)
         self._engines.efficiency.schedule(self._jobs)
         self._requests.plugins.schedule(self._jobs)
         if self._requests.proxying is not None:
@@ -177,6 +180,8 @@ class Agent:
         await asyncio.to_thread(self._engines.gpus.close)
         for monitor in self._engines.monitors:
             monitor.close()
+        for router in self._engines.routers:
+            router.close()
 
 
 class Started(Protocol):

@@ -44,6 +44,7 @@ from agent.catalog.gpu_facts import GPU_FACTS
 from agent.catalog.host_facts import HOST_FACTS
 from agent.catalog.metric import Kind, Unit
 from agent.catalog.metrics import AGENT_METRICS
+from agent.catalog.routers import ROUTER_FACTS
 from agent.outputs.otlp_forwarder import PROTOBUF, ForwardCounter, Forwarder, HttpDestination
 from agent.settings.settings_model import OtlpMetricsSettings
 
@@ -235,13 +236,13 @@ _UNITS = {
     metric.name: _UCUM[metric.unit]
     for metric in (
         *(*AGENT_METRICS, *GENAI_METRICS, *EFFICIENCY_METRICS),
-        *(*ENGINE_FACTS, *HOST_FACTS, *GPU_FACTS),
+        *(*ENGINE_FACTS, *HOST_FACTS, *GPU_FACTS, *ROUTER_FACTS),
     )
 }
 # Counters of these metrics began with the engine's process.
 _OF_ENGINES = frozenset(fact.name for fact in ENGINE_FACTS)
 # Counters of these began with a driver, a container or a process whose start is unknown.
-_OF_MACHINES = frozenset(fact.name for fact in (*HOST_FACTS, *GPU_FACTS))
+_OF_MACHINES = frozenset(fact.name for fact in (*HOST_FACTS, *GPU_FACTS, *ROUTER_FACTS))
 
 # The metric name, kind and labels of a series.
 _Key = tuple[str, Kind, Labels]

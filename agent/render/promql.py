@@ -9,6 +9,7 @@ from prometheus_client import utils
 from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.gpu_facts import GPU_FACTS
 from agent.catalog.metric import Kind, Metric
+from agent.catalog.routers import ROUTER_FACTS
 
 # Prometheus adds these to every series that it scrapes.
 TARGET_LABELS = ("job", "instance")
@@ -18,6 +19,7 @@ PLACE_LABELS = ("cluster", "namespace")
 _OWN_LABELS = {
     **dict.fromkeys((fact.name for fact in ENGINE_FACTS), ("engine", "model")),
     **dict.fromkeys((fact.name for fact in GPU_FACTS), ("gpu",)),
+    **dict.fromkeys((fact.name for fact in ROUTER_FACTS), ("router",)),
 }
 
 

@@ -23,6 +23,7 @@ from agent.catalog.gpu_facts import GPU_FACTS
 from agent.catalog.host_facts import HOST_FACTS
 from agent.catalog.metric import Kind, Metric
 from agent.catalog.metrics import AGENT_METRICS
+from agent.catalog.routers import ROUTER_FACTS, ROUTERS
 from agent.records.objective import Objective
 from agent.render.alerts.alert_files import RULES, VLLM_ALONE, all_alerts
 from agent.render.alerts.alert_rule import Alert, RuleOptions, Timings
@@ -114,6 +115,12 @@ def _of_gpu(fact: Metric) -> str:
     return fact.absent or "if the GPU does not report it"
 
 
+def _of_router(fact: Metric) -> str:
+    routers = [router.engine for router in ROUTERS if fact in router.facts]
+    others = "" if len(routers) == len(ROUTERS) else f"on routers other than {', '.join(routers)}"
+    return fact.absent or others or "while the router cannot be read"
+
+
 _GROUPS = (
     _Group(
         "Requests, objectives and the agent",
@@ -152,6 +159,14 @@ _GROUPS = (
         GPU_FACTS,
         ("gpu",),
         _of_gpu,
+    ),
+    _Group(
+        "Routers",
+        "Of the routers in the settings (docs/routers.md). Of one that cannot be read only "
+        "`llm_router_up` is left.",
+        ROUTER_FACTS,
+        ("router",),
+        _of_router,
     ),
 )
 

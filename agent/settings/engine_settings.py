@@ -104,6 +104,17 @@ class EngineSettings(Section):
     """The Unix socket at which the agent listens for the plugin `goodput-agent-vllm`."""
 
 
+class RouterSettings(Section):
+    """A router in front of the engines, whose own metrics the agent reads (docs/routers.md)."""
+
+    name: str = Field(min_length=1, max_length=100)
+    """The router's name, unique among routers."""
+    url: HttpUrl
+    """Where its metrics are, as in `http://epp:9090/metrics`."""
+    scrape_interval: Duration = Field(default="10s")  # type: ignore[assignment]
+    """Time between two polls."""
+
+
 _Port = Annotated[WholeNumber, Field(ge=1, le=65535)]
 _PortName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=15)]
 _Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=63)]

@@ -239,8 +239,8 @@ def _read(path: Path) -> YamlDocument:
 
 
 def _repeated_names(given: Mapping[Any, Any], origins: _Origins) -> Iterator[str]:
-    """A sentence for each repeated name of an engine or of an objective."""
-    for section in ("engines", "objectives"):
+    """A sentence for each repeated name of an engine, a router or an objective."""
+    for section in ("engines", "routers", "objectives"):
         items = given.get(section)
         items = items if isinstance(items, list) else []
         names = [item.get("name") for item in items if isinstance(item, Mapping)]

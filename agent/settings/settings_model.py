@@ -26,6 +26,7 @@ from agent.settings.engine_settings import (
     DiscoverySettings,
     EngineSettings,
     NvmlSettings,
+    RouterSettings,
 )
 from agent.settings.price_settings import (
     ElectricitySettings,
@@ -395,6 +396,8 @@ class Settings(Section):
 
     A path, `none`, or `auto`: where the plugin looks, too (docs/vllm-plugin.md)."""
     engines_from: DiscoverySettings = DiscoverySettings()
+    routers: tuple[RouterSettings, ...] = ()
+    """Routers in front of the engines."""
     prices: tuple[PriceSettings, ...] = ()
     """The prices of GPUs."""
     electricity: ElectricitySettings | None = None

@@ -9,7 +9,7 @@ from types import ModuleType
 import grpc
 import pytest
 
-from agent.catalog import engine_facts, gpu_facts
+from agent.catalog import engine_facts, gpu_facts, routers
 from agent.catalog import metrics as m
 from agent.catalog import own_health as own
 from agent.catalog.engine_facts import ENGINE_FACTS
@@ -17,6 +17,7 @@ from agent.catalog.gpu_facts import GPU_FACTS
 from agent.catalog.host_facts import HOST_FACTS
 from agent.catalog.metric import Kind, Merge, Metric, Unit
 from agent.catalog.reasons import FORWARDS_DROPPED, ProxyFailure, grpc_reason, http_reason
+from agent.catalog.routers import ROUTER_FACTS
 from tests.published_metrics import METRICS
 
 PREFIXES = ("llm_", "gpu_", "gen_ai_server_")
@@ -45,8 +46,9 @@ def test_every_declared_metric_is_published() -> None:
     [
         (engine_facts, ENGINE_FACTS, "llm_engine_", {"engine", "model"}),
         (gpu_facts, GPU_FACTS, "gpu_", {"gpu", "uuid", "index"}),
+        (routers, ROUTER_FACTS, "llm_router_", {"router"}),
     ],
-    ids=["engine", "gpu"],
+    ids=["engine", "gpu", "router"],
 )
 def test_facts_are_listed_and_named_for_their_source_and_leave_its_labels_to_the_exposition(
     module: ModuleType, listed: Sequence[Metric], prefix: str, labels: set[str]
@@ -90,8 +92,8 @@ def test_ratios_and_shared_counters_are_never_summed() -> None:
         if metric.unit is Unit.RATIO:
             assert metric.merge is Merge.MAX
         if metric.kind in (Kind.COUNTER, Kind.HISTOGRAM):
-            # Several agents publish the same numbers of one GPU or machine: no sum.
-            shared = metric in (*GPU_FACTS, *HOST_FACTS)
+            # Several agents publish the same numbers of one GPU, machine or router: no sum.
+            shared = metric in (*GPU_FACTS, *HOST_FACTS, *ROUTER_FACTS)
             assert metric.merge is (Merge.MAX if shared else Merge.SUM)
         if metric.kind is Kind.HISTOGRAM:
             assert metric.unit is Unit.SECONDS

@@ -65,8 +65,8 @@ NOT_PUBLISHED = (
 )
 # Its proxy has one engine, which never leaves the rotation.
 NO_ROTATION = ("llm_proxy_engine_", "llm_proxy_requests_")
-# It pushes no metrics, and its engine is in the settings.
-NOT_CONFIGURED = ("llm_agent_metrics_push", "llm_agent_discover")
+# It pushes no metrics, its engine is in the settings, and it reads no router.
+NOT_CONFIGURED = ("llm_agent_metrics_push", "llm_agent_discover", "llm_router_")
 # Of GPUs that are older, or have other faults.
 OTHER_GPUS = ("gpu_page_retirement_pending", "gpu_retired_pages", "gpu_xid_last_seen")
 # What hangs on the machine of the test: whether its kernel tells the memory of a control group.

@@ -131,6 +131,7 @@ NEEDED = {
     "engines[0].parallelism": {"GOODPUT_ENGINES__0__PARALLELISM": "{}"},
     "engines[0]": {"GOODPUT_ENGINES__0__NAME": "a", "GOODPUT_ENGINES__0__URL": "http://h:1"},
     "engines_from.kubernetes": {"GOODPUT_ENGINES_FROM__KUBERNETES__SELECTOR": "app=vllm"},
+    "routers[0]": {"GOODPUT_ROUTERS__0__NAME": "a", "GOODPUT_ROUTERS__0__URL": "http://h:1"},
     "prices[0]": {
         "GOODPUT_ENGINES__0__NAME": "a",
         "GOODPUT_ENGINES__0__URL": "http://h:1",

@@ -148,6 +148,10 @@ def test_every_problem_is_listed_at_once(tmp_path: Path) -> None:
             "objectives: [{name: a, ttft_ms: 1}, {name: b, ttft_ms: 1}, {name: a, ttft_ms: 2}]",
             "objectives: the name 'a' is used 2 times; names must be unique",
         ),
+        (
+            "routers: [{name: a, url: 'http://h:1'}, {name: a, url: 'http://h:2'}]",
+            "routers: the name 'a' is used 2 times; names must be unique",
+        ),
     ],
 )
 def test_a_problem_names_the_key_and_the_value(tmp_path: Path, text: str, sentence: str) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -33,6 +33,7 @@ from agent.catalog.host_facts import (
 )
 from agent.catalog.metric import Kind, Metric
 from agent.catalog.metrics import UNKNOWN
+from agent.catalog.routers import ROUTER_FACTS
 from agent.catalog.time_units import DAY_S, HOUR_S
 from agent.outputs.prometheus.latency_histograms import bound_text
 from agent.outputs.prometheus.meter import Meter, MeterSnapshot
@@ -68,8 +69,19 @@ def gpu_families(samples: Iterable[GpuSample]) -> Iterator[Family]:
     for sample in samples:
         facts.append((sample.gpu, sample.facts))
         facts += [(instance.uuid, instance.facts) for instance in sample.mig_instances]
-    for fact in GPU_FACTS:
-        family = family_of(fact, ("gpu", *fact.labels), _values(fact, facts))
+    yield from _fact_families("gpu", GPU_FACTS, facts)
+
+
+def router_families(facts: Collection[tuple[str, Facts]]) -> Iterator[Family]:
+    """Every fact of these routers."""
+    yield from _fact_families("router", ROUTER_FACTS, facts)
+
+
+def _fact_families(
+    label: str, catalogue: Iterable[Metric], facts: Collection[tuple[str, Facts]]
+) -> Iterator[Family]:
+    for fact in catalogue:
+        family = family_of(fact, (label, *fact.labels), _values(fact, facts))
         if family.samples:
             yield family
 
@@ -77,10 +89,10 @@ def gpu_families(samples: Iterable[GpuSample]) -> Iterator[Family]:
 def _values(
     fact: Metric, facts: Iterable[tuple[str, Facts]]
 ) -> Iterator[tuple[tuple[str, ...], float]]:
-    for gpu, values in facts:
+    for of, values in facts:
         for (name, labels), value in values.items():
             if name == fact.name:
-                yield (gpu, *labels), value
+                yield (of, *labels), value
 
 
 Labels = tuple[str, ...]
@@ -361,11 +373,14 @@ class AgentExposition(Collector):
         gpus: Callable[[], Iterable[GpuSample]] = tuple,
         hosts: HostBoard | None = None,
         efficiency: EfficiencyBoard | None = None,
+        *,
+        routers: Callable[[], Collection[tuple[str, Facts]]] = tuple,
     ) -> None:
         self._meter = meter
         self._gpus = gpus
         self._hosts = hosts or HostBoard()
         self._efficiency = efficiency or EfficiencyBoard()
+        self._routers = routers
         self._info = info
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -399,6 +414,7 @@ class AgentExposition(Collector):
             yield from _engine_family(fact, samples)
         yield from self._hosts.families()
         yield from gpu_families(self._gpus())
+        yield from router_families(self._routers())
 
     def _own(self, snapshot: MeterSnapshot) -> Iterator[Family]:
         values = dict(snapshot.counters)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from agent.catalog import engine_facts as fact
-from agent.catalog import host_facts
+from agent.catalog import host_facts, routers
 from agent.catalog import metrics as m
 from agent.catalog.definitions import FULL_CACHE, UNEVEN_RANKS
 from agent.catalog.metric import Metric
@@ -477,6 +477,41 @@ _PROXY = (
     ),
 )
 
+_ROUTER = ("router",)
+_ROUTER_REASON = ("router", "reason")
+_ROUTERS = (
+    Panel(
+        "Requests in routers",
+        "Requests that a router holds in its own queue, and those that it sent on. Only of routers "
+        "in the agents' settings.",
+        PanelUnit.NUMBER,
+        (
+            max_by(_ROUTER, routers.ROUTER_WAITING, "waiting"),
+            max_by(_ROUTER, routers.ROUTER_RUNNING, "running"),
+        ),
+    ),
+    Panel(
+        "Ready engines of routers",
+        "Engines that a router holds for ready, and 0 for a router that cannot be read.",
+        PanelUnit.NUMBER,
+        (
+            max_by(_ROUTER, routers.ROUTER_ENDPOINTS, "ready"),
+            max_by(_ROUTER, routers.ROUTER_UP, "up"),
+        ),
+    ),
+    Panel(
+        "Errors and rejections of routers",
+        "Requests that a router counted, those that ended in an error, and those that it refused "
+        "or dropped from its queue, by its own reason.",
+        PanelUnit.REQUESTS_PER_S,
+        (
+            max_by(_ROUTER, routers.ROUTER_REQUESTS, "requests"),
+            max_by(_ROUTER_REASON, routers.ROUTER_ERRORS, "errors"),
+            max_by(_ROUTER_REASON, routers.ROUTER_REJECTIONS, "rejected"),
+        ),
+    ),
+)
+
 _WATCHING = (
     Panel(
         "Time of a scrape",
@@ -516,6 +551,7 @@ ENGINE_ROWS = (
     PanelRow("Throughput", _THROUGHPUT),
     PanelRow("Starts, processes and host", _HOST),
     PanelRow("Proxy", _PROXY),
+    PanelRow("Routers", _ROUTERS),
     PanelRow("Speculative decoding", _SPECULATION),
     PanelRow("Data-parallel ranks and experts", _RANKS),
     KV_TRANSFER_ROW,

@@ -14,6 +14,7 @@ from agent.catalog.engine_facts import FACT_MISSING, SCRAPE_DURATION
 from agent.catalog.engines import DIALECTS
 from agent.catalog.other_programs import other_program
 from agent.catalog.reasons import INTERNAL, NO_ANSWER, ExpositionFault, model_unknown
+from agent.catalog.routers import ROUTERS
 from agent.errors import EngineUnreachable, ExpositionUnreadable, ReadFailed
 from agent.http_client import http_session
 from agent.records.engine import EngineSample
@@ -237,9 +238,10 @@ class EngineSource:
             if dialect not in self._dialects and _has_any(body, dialect.prefixes):
                 return f"has the metrics of {dialect.engine}, which `kind` in the settings excludes"
         if program := other_program(body):
+            place = "; a router's own metrics go under `routers`" if program in _ROUTERS else ""
             return (
                 f"has no series of a known engine: this looks like {program}; give the URL of the "
-                "engine"
+                f"engine{place}"
             )
         return None
 
@@ -322,3 +324,4 @@ def _most_telling(errors: Mapping[str, ReadFailed]) -> ReadFailed:
 
 
 _NO_SUCH_PATH = 404
+_ROUTERS = frozenset(router.engine for router in ROUTERS)

@@ -16,6 +16,7 @@ from agent.catalog import gpu_facts
 from agent.catalog.efficiency_metrics import EFFICIENCY_METRICS
 from agent.catalog.gpu_facts import GPU_FACTS
 from agent.catalog.metric import Kind
+from agent.catalog.routers import ROUTER_FACTS
 from agent.outputs.prometheus.agent_exposition import (
     MODELS_KEPT,
     AgentExposition,
@@ -75,8 +76,8 @@ def test_every_series_is_as_it_is_declared(accept: str) -> None:
     }
     declared = {metric.name: metric for metric in METRICS}
     assert families.keys() <= declared.keys()
-    # The fixed state leaves out most engine facts, GPUs and whole minutes.
-    omitted = (*facts.ENGINE_FACTS, *GPU_FACTS, *EFFICIENCY_METRICS)
+    # The fixed state leaves out most engine facts, GPUs, routers and whole minutes.
+    omitted = (*facts.ENGINE_FACTS, *GPU_FACTS, *ROUTER_FACTS, *EFFICIENCY_METRICS)
     assert declared.keys() - families.keys() <= {fact.name for fact in omitted}
     of_engines = {fact.name for fact in facts.ENGINE_FACTS}
     shown: dict[tuple[Any, ...], float] = {}

@@ -125,7 +125,9 @@ NOT_HERE = (
     "llm_engine_start_seconds",
     # Pages are retired before Ampere only; the scripted GPU is a Hopper.
     *("gpu_page_retirement_pending", "gpu_retired_pages"),
-    # The agent publishes nothing, runs in no cluster, has objectives, and a proxy of one engine.
+    # The agent publishes nothing, runs in no cluster, has objectives, and a proxy of one engine. It
+    # reads no router.
+    "llm_router_",
     *("llm_agent_unpublished_", "llm_agent_publish", "llm_agent_file_", "llm_agent_lost_"),
     *("llm_agent_discover", "llm_slo_configured", "llm_proxy_engine_", "llm_proxy_requests_"),
     # A minute is judged five minutes later.
