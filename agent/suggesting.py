@@ -149,8 +149,8 @@ def import_(
 ) -> None:
     """Print the SLOs of OpenSLO documents as objectives for the settings.
 
-    Limits on requests are annotations, such as `goodput-agent/ttft_ms`, or a thresholdMetric on a
-    latency. What the agent cannot say is refused.
+    Limits on requests are annotations, such as `objective.goodput-agent/ttft_ms`, or a
+    thresholdMetric on a latency. What the agent cannot say is refused.
     """
     from agent.render.openslo import objectives_in
 

@@ -19,7 +19,7 @@ from agent.errors import SettingsInvalid
 from agent.render.promql import Matcher, among, eq, value_of
 from agent.settings.settings_model import ObjectiveSettings
 
-PREFIX = "goodput-agent/"
+PREFIX = "objective.goodput-agent/"
 VERSION = "openslo/v1"
 # Of the settings, what OpenSLO has fields for.
 _IN_FIELDS = {"target", "window"}

@@ -81,7 +81,7 @@ def test_an_slo_has_what_the_specification_asks_for(settings: Path) -> None:
     assert docs["metadata"]["name"] == "docs-v1-2"
     annotations = docs["metadata"]["annotations"]
     assert all(isinstance(value, str) for value in annotations.values())
-    assert all(re.fullmatch(r"goodput-agent/[a-z][\w.]*\w", key) for key in annotations)
+    assert all(re.fullmatch(r"objective\.goodput-agent/[a-z][\w.]*\w", key) for key in annotations)
     assert docs["spec"]["service"] == service["metadata"]["name"]
     assert docs["spec"]["timeWindow"] == [{"duration": "36h", "isRolling": True}]
     assert docs["spec"]["budgetingMethod"] == "Occurrences"
@@ -191,7 +191,7 @@ _RATIO = {"spec": {"ratioMetric": {"counter": True}}}
         ({"objectives": [{"op": "lte", "value": 1}]}, "needs either target or targetPercent"),
         ({"objectives": [{"op": "lte", "value": 1, "target": 0}]}, "target: Input should be"),
         ({"objectives": [{"op": "gte", "value": 1, "target": 0.9}]}, "no limit on a request can"),
-        ({"indicator": _RATIO}, "add an annotation such as goodput-agent/ttft_ms"),
+        ({"indicator": _RATIO}, "add an annotation such as objective.goodput-agent/ttft_ms"),
         ({"objectives": ["99 %"]}, "it is not built as an SLO of openslo/v1"),
         ({"timeWindow": "30d"}, "timeWindow is not one rolling window"),
     ],
@@ -222,6 +222,6 @@ def test_other_documents_are_refused(tmp_path: Path) -> None:
 
 def test_an_annotation_that_no_objective_has_is_refused(tmp_path: Path) -> None:
     document = slo()
-    document["metadata"]["annotations"] = {"goodput-agent/ttft": "200"}
+    document["metadata"]["annotations"] = {"objective.goodput-agent/ttft": "200"}
     with pytest.raises(SettingsInvalid, match=r"SLO 'first-token': .*ttft"):
         imported(tmp_path, document)
