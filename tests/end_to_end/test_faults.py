@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from agent.catalog.gpu_problems import XIDS, XidGrade
+from agent.render.alerts.gpu_alerts import MEMORY_XIDS
 from agent.render.alerts.thresholds import MIN_EVENTS
 from tests.end_to_end.site import GO_ON, STOP, Site, model_of
 from tests.real_parts.alertmanager import WITHIN_S, PostedAlert
@@ -385,6 +386,8 @@ NOT_THERE = {
     "llm_engine_fact_missing",
     # Xids of another grade than that of the fault.
     f'gpu_xid_last_seen_timestamp_seconds{{xid!~"{"|".join(map(str, GRADED))}"}}',
+    # No GPU has a memory error.
+    f'gpu_xid_last_seen_timestamp_seconds{{xid=~"{"|".join(map(str, MEMORY_XIDS))}"}}',
     # Limits unknown to the rules, which exist only with different settings.
     *(
         f'llm_slo_limit_seconds{{objective="{fault.name}",measure!~"ttft|tpot"}}'
