@@ -211,8 +211,9 @@ def first_token_parts(
 ) -> FirstTokenParts | None:
     """The parts; None without both engines' times.
 
-    By the user's TTFT the clocks of the engines do not matter. It is None of a view that began at
-    one of the engines: the time between these is then by their clocks.
+    By the user's TTFT the clocks of the engines do not matter. It may be that since the arrival at
+    the router. It is None of a view that began at one of the engines: the time between these is
+    then by their clocks.
     """
     if prefill_hop_s is None or decode_ttft_s is None:
         return None

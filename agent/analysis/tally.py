@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from agent.analysis.quantiles import bins_of
 from agent.records.objective import CauseShare, Explanation, JudgedRequest, Judgement
-from agent.records.request import BY_CLIENT, FAILED, Status, Vantage
+from agent.records.request import BY_CLIENT, FAILED, PROXY_VIEWS, Status, Vantage
 
 # Edges of groups of lengths: powers of four, of inputs from 1024 tokens on. A group includes its
 # lower edge.
@@ -85,7 +85,7 @@ class Tally:
 def tally_of(judged: Sequence[JudgedRequest]) -> Tally:
     """The tally of these requests, made column by column: several times faster than by row."""
     records = [item.record for item in judged]
-    at_proxy = [r.status for r in records if r.vantage is not Vantage.ENGINE]
+    at_proxy = [r.status for r in records if r.vantage in PROXY_VIEWS]
     input_tokens = [r.input_tokens for r in records if r.input_tokens is not None]
     output_tokens = [r.output_tokens for r in records if r.output_tokens is not None]
     # A refusal takes no time, and would hide how long real responses take.
@@ -129,7 +129,7 @@ class Alike:
 def tally_of_alike(alike: Alike) -> Tally:
     """The tally of these requests, without latencies."""
     number, status = alike.requests, alike.status
-    at_proxy = 0 if alike.vantage is Vantage.ENGINE else number
+    at_proxy = number if alike.vantage in PROXY_VIEWS else 0
     names = ((ALL_OBJECTIVES, alike.judgement.verdict), *alike.judgement.by_objective)
     return Tally(
         requests=number,

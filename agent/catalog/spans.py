@@ -26,6 +26,35 @@ ENGINE_KEY_PREFIX = "gen_ai.latency."
 # "sglang server" (`srt/observability/trace.py`, 0.5.23).
 ENGINE_SCOPES = ("vllm", "sglang")
 
+# Routers of llm-d (github.com/llm-d/llm-d-router, ebab6879 of August 2026). The routing sidecar's
+# server, otelhttp, sends one span for each call, named by method and path (`pkg/sidecar/proxy/
+# proxy_helpers.go`). Inside it `forward_request`, earlier `llm_d.pd_proxy.request`, is the same
+# request without its HTTP status, so it is not read. `llm_d.pd_proxy.true_ttft_ms` there is the
+# time to the start of decode, not to a token.
+SIDECAR_SPAN_PREFIX = "llm_d.pd_proxy.POST "
+ROUTED_PATHS = frozenset(
+    (
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+        "/inference/v1/generate",
+    )
+)
+HTTP_STATUS_KEYS = frozenset(("http.response.status_code", "http.status_code"))
+
+# The endpoint picker's span of a request that it refuses has an error (`pkg/epp/requestcontrol/
+# director.go`). Its codes, and the HTTP status that each becomes (`pkg/common/error/error.go`).
+PICKER_SPAN_NAME = "gateway.request_orchestration"
+PICKER_MODEL_KEY = "target_model"
+PICKER_ERRORS: Mapping[str, int] = {
+    "BadRequest": 400,
+    "Unauthorized": 401,
+    "Forbidden": 403,
+    "NotFound": 404,
+    "PreconditionFailed": 412,
+    "ResourceExhausted": 429,
+    "Internal": 500,
+    "ServiceUnavailable": 503,
+}
+
 # The member of `tracestate` by which the proxy marks its requests, for the middleware in an engine.
 # Those that the client does not sample are marked apart. The engine's span inherits the member: the
 # agent reads the span of an unsampled request and does not forward it.

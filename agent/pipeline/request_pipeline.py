@@ -12,7 +12,7 @@ from agent.catalog.time_units import DAY_S
 from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.meter import Meter
 from agent.records.objective import JudgedRequest, Settled
-from agent.records.request import ProxyView, RequestRecord, Status, Vantage
+from agent.records.request import PROXY_VIEWS, ProxyView, RequestRecord, Status
 from agent.store.writing import RequestWriter
 
 # The label of all requests whose tenant may not be a label.
@@ -193,4 +193,4 @@ class RequestPipeline:
 
 def _spans(judged: Sequence[JudgedRequest]) -> int:
     """How many requests were received as spans; not as records of the proxy."""
-    return len([item for item in judged if item.record.vantage is Vantage.ENGINE])
+    return len([item for item in judged if item.record.vantage not in PROXY_VIEWS])

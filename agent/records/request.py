@@ -16,6 +16,7 @@ class Vantage(StrEnum):
     ENGINE = "engine"
     PROXY = "proxy"
     JOINED = "joined"
+    ROUTER = "router"
 
     # Every request looks it up in dictionaries, and Enum's own hash is a slow call.
     __hash__ = str.__hash__
@@ -45,6 +46,20 @@ FAILED = frozenset((Status.ERROR, Status.TIMEOUT, Status.THROTTLED))
 
 # Ends that the client decided: no failure, and no part of an error ratio.
 BY_CLIENT = frozenset((Status.CANCELLED, Status.INVALID))
+
+_THROTTLED = frozenset((429, 503))
+# 408 and 499 say that a request was not read or not answered in time.
+_NOT_THE_CLIENTS = frozenset((408, 429, 499))
+
+
+def status_of(http_status: int) -> Status:
+    """The status of a response other than 2xx; most of 4xx are the client's own mistakes."""
+    if http_status in _THROTTLED:
+        return Status.THROTTLED
+    if 400 <= http_status < 500 and http_status not in _NOT_THE_CLIENTS:
+        return Status.INVALID
+    return Status.ERROR
+
 
 _Name = Annotated[str | None, Length(256)]
 # An engine makes it of a prefix and the client's id.
@@ -151,7 +166,8 @@ class RequestRecord(NamedTuple):
     span_id: Annotated[str, Length(16), Join.ENGINE]
     """Span id, in lower-case hex; the engine's if an engine's span is known."""
     vantage: Annotated[Vantage, Join.COMPUTED]
-    """Whose view: engine; proxy (the user's, by the proxy or vLLM's plugin); joined (both)."""
+    """Whose view: engine; proxy (the user's, by the proxy or vLLM's plugin); joined (both); router
+    (a router's, of a request that failed there)."""
     status: Annotated[Status, Join.PROXY]
     """How the request ended: ok, error, timeout, cancelled, throttled or invalid."""
     started_at: Annotated[UtcSeconds, Join.PROXY]
@@ -224,3 +240,10 @@ class RequestRecord(NamedTuple):
     """Wait in that engine before the request was first scheduled."""
     prefill_gap_s: _OfEngine = None
     """End at that engine to arrival at `engine`, by their clocks; negative if both ran at once."""
+    router_wait_s: _OfEngine = None
+    """Arrival at the router to arrival at `engine`, by their clocks; a prefill is in it."""
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether no figure ever counts it: a hop, or a router's view of a success."""
+        return bool(self.hop) or (self.vantage is Vantage.ROUTER and self.status is Status.OK)

@@ -46,7 +46,7 @@ _SAME = (
     "{request}.engine_request_id = {hop}.request_id",
 )
 _PAIR = """
-    h.hop AND d.hop IS NULL AND d.vantage <> 'proxy' AND d.prefill_engine IS NULL
+    h.hop AND d.hop IS NULL AND d.vantage NOT IN ('proxy', 'router') AND d.prefill_engine IS NULL
     AND d.ended_at >= h.ended_at
 """
 _WANTED = """
@@ -124,12 +124,20 @@ def _rank(hop: Row) -> tuple[bool, float]:
 
 def _values(hop: Row, request: Row) -> dict[str, Any]:
     whole_s = hop["e2e_s"]
-    at_engine = request["vantage"] == Vantage.ENGINE or is_from_front(
-        *(request[name] for name in ("span_id", "proxy_span_id", "engine_request_id"))
-    )
     return {
         "prefill_engine": hop["engine"],
         "prefill_hop_s": hop["ended_at"] - hop["started_at"] if whole_s is None else whole_s,
         "prefill_queue_s": hop["queue_s"],
-        "prefill_gap_s": request["started_at"] - hop["ended_at"] if at_engine else None,
+        "prefill_gap_s": _gap_s(hop, request),
     }
+
+
+def _gap_s(hop: Row, request: Row) -> float | None:
+    at_engine = began_at_engine(request)
+    return request["started_at"] - hop["ended_at"] if at_engine else None
+
+
+def began_at_engine(request: Row) -> bool:
+    """Whether the row's start is the arrival at an engine: that of a span, or in its front."""
+    ids = (request[name] for name in ("span_id", "proxy_span_id", "engine_request_id"))
+    return request["vantage"] == Vantage.ENGINE or is_from_front(*ids)

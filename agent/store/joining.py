@@ -34,6 +34,7 @@ from agent.records.objective import ExplainedRequest, JudgedRequest
 from agent.records.request import RequestRecord, Status, Vantage
 from agent.store.explanations import earlier
 from agent.store.inserting import Key, key_of
+from agent.store.routers import seen_by_others
 from agent.store.rows import (
     ALL_COLUMNS,
     SettlesAt,
@@ -56,14 +57,24 @@ FINAL_AFTER_S = 300.0
 _CLOCK_SLACK_S = 60.0
 
 
-def waiting_for(wait_s: float, with_plugin: Collection[str] = ()) -> SettlesAt:
+# A failed request at a router waits for the other views, which come after their request's end.
+ROUTER_WAIT_S = 10.0
+
+
+def waiting_for(wait_s: float | None, with_plugin: Collection[str] = ()) -> SettlesAt:
     """A function from a view to its `settles_at`: None where nothing more can follow.
+
+    Without `wait_s` no views are joined, and only routers' views wait.
 
     Figures of the plugin may follow a span of an engine in `with_plugin`; they have preemptions.
     """
 
     def settles_at(record: RequestRecord) -> float | None:
-        if record.hop:
+        if record.is_aside:
+            return None
+        if record.vantage is Vantage.ROUTER:
+            return record.received_at + (ROUTER_WAIT_S if wait_s is None else wait_s)
+        if wait_s is None:
             return None
         if record.vantage is Vantage.ENGINE:
             has_figures = record.preemptions is not None or record.engine not in with_plugin
@@ -198,11 +209,45 @@ def settle_rows(
         pairs = sorted({*pairs, *_pairs_by_time(connection, keys.keys() - found)})
     rows = _rows(connection, {*keys, *(row for pair in pairs for row in pair)})
     changes = _resolved(pairs, rows, judge, recount, settling=True)
+    if not alone:
+        _settle_routers(
+            connection, changes, recount, [rows[key] for key in keys.keys() & rows.keys()], judge
+        )
     waiting = (row for row in keys.keys() & rows.keys() if rows[row]["settles_at"] is not None)
     for number in sorted(set(waiting) - changes.rows):
         _settle_lone(changes, recount, rows[number], now)
     _change(connection, changes)
     return recount
+
+
+def _settle_routers(
+    connection: Connection, changes: _Changes, recount: Recount, due: Iterable[Row], judge: Judge
+) -> None:
+    """Set routers' views aside whose requests have other views; an engine's gets the failure."""
+    failed = {row["id"]: row for row in due if row["vantage"] == Vantage.ROUTER}
+    seen = seen_by_others(connection, list(failed.values())) if failed else {}
+    engines = _rows(connection, {row for row in seen.values() if row is not None})
+    for number, other in seen.items():
+        changes.parts.append(number)
+        engine = None if other is None else engines[other]
+        if engine is not None and engine["id"] not in changes.rows:
+            _fail(changes, recount, engine, failed[number], judge)
+
+
+def _fail(changes: _Changes, recount: Recount, engine: Row, router: Row, judge: Judge) -> None:
+    """Give an engine's view of a success the status that its router reported."""
+    before = judged_from(engine).record
+    if before.status is not Status.OK:
+        return
+    counted = recount.take_back((engine,))
+    status = {"status": Status(router["status"]), "http_status": router["http_status"]}
+    judged = judge.judged(before._replace(**status))
+    changes.joins.append((engine["id"], engine["explained_at"], judged))
+    recount.counted.append(judged)
+    if not counted:
+        recount.first.append(judged)
+    if not _is_final(engine):
+        recount.final.append(judged)
 
 
 def _settle_lone(changes: _Changes, recount: Recount, row: Row, now: float) -> None:
@@ -271,7 +316,7 @@ _OF_ENGINE = """
         WHERE o.trace_id = e.trace_id AND o.proxy_span_id = e.parent_span_id)
 """
 _OF_PROXY = """
-    p.vantage <> 'engine' AND p.trace_id = e.trace_id
+    p.vantage NOT IN ('engine', 'router') AND p.trace_id = e.trace_id
     AND p.started_at < e.ended_at AND e.started_at < p.ended_at
 """
 _AT_ONE_TIME = text(f"""

@@ -114,7 +114,7 @@ def _whole_row(item: JudgedRequest, timestamp: Any, settles_at: float | None) ->
         None if engine_view.status is None else _TEXTS[engine_view.status],
         *_engine_values(engine_view),
         None if settles_at is None else timestamp(settles_at),
-        settles_at is None and not record.hop,
+        settles_at is None and not record.is_aside,
     )
 
 

@@ -29,6 +29,7 @@ from agent.store.joining import (
     waiting_for,
 )
 from agent.store.rollups import add_to_rollups
+from agent.store.routers import RouterViews
 from agent.store.rows import ALL_COLUMNS, SettlesAt, checked_from, counted_values
 from agent.store.tables import requests
 from agent.store.unreadable import readable
@@ -131,16 +132,19 @@ def _raise_unless_of_rows(error: Exception, sentence: str) -> None:
 
 
 def _storing(joining: Joining | None) -> _StoreRows:
-    if joining is None or (joining.wait_s is None and not joining.prefilling):
+    if joining is None:
         return _store
     wait_s, judge = joining.wait_s, joining.judge
-    settles_at = at_once if wait_s is None else waiting_for(wait_s, joining.with_plugin)
+    waits, routers = waiting_for(wait_s, joining.with_plugin), RouterViews()
 
     def store(connection: Connection, judged: Sequence[JudgedRequest]) -> WriteResult:
+        are_routed = routers.are_among(judged)
+        settles_at = waits if wait_s is not None or are_routed else at_once
         new = insert_new(connection, with_hops(judged, joining.prefilling), settles_at)
         if joining.prefilling:
             attach_hops(connection, [key_of(item) for item in new])
-        requests_of = [item for item in new if not item.record.hop]
+        routers.attach(connection, new)
+        requests_of = [item for item in new if not item.record.is_aside]
         alone = [item for item in requests_of if settles_at(item.record) is None]
         views = [item for item in requests_of if _may_have_another(item, settles_at)]
         joins = wait_s is not None and views

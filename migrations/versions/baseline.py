@@ -144,6 +144,7 @@ def _create_requests() -> None:
         sa.Column("hop", sa.Boolean),
         sa.Column("prefill_engine", sa.String(100)),
         *_columns(sa.Float, "prefill_hop_s", "prefill_queue_s", "prefill_gap_s"),
+        sa.Column("router_wait_s", sa.Float),
         *_columns(sa.Float, "first_byte_s", "first_visible_s"),
         sa.Column("gaps", sa.Text),
         *_columns(sa.BigInteger, "gap_tokens", "input_bytes", "output_bytes"),

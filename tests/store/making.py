@@ -253,7 +253,7 @@ def _input_length(tokens: int | None) -> str:
 def _count(tally: Tally, row: Mapping[str, Any]) -> None:
     tally.requests += 1
     tally.statuses[row["status"]] = tally.statuses.get(row["status"], 0) + 1
-    at_proxy = row["vantage"] != "engine"
+    at_proxy = row["vantage"] in ("proxy", "joined")
     tally.seen_at_proxy += at_proxy
     tally.proxy_counted += at_proxy
     tally.proxy_ended += at_proxy and row["status"] not in ("cancelled", "invalid")

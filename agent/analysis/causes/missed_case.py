@@ -22,7 +22,7 @@ from agent.analysis.joined_record import is_from_front
 from agent.analysis.verdicts import E2E, TPOT, Excess, later_tokens
 from agent.catalog.causes import Cause
 from agent.records.engine import EndedRequest
-from agent.records.request import RequestRecord, Vantage
+from agent.records.request import ENGINE_VIEWS, RequestRecord
 
 _Value = TypeVar("_Value")
 
@@ -263,7 +263,7 @@ class MissedCase:
     @computed_once
     def has_span(self) -> bool:
         """Whether the engine's figures came with a span, and not with the plugin alone."""
-        return self.split and self.record.vantage is not Vantage.PROXY and not self.in_front
+        return self.split and self.record.vantage in ENGINE_VIEWS and not self.in_front
 
     @computed_once
     def queue(self) -> Period:

@@ -54,7 +54,9 @@ class Gaps(BaseResponse):
 class FirstTokenResponse(BaseResponse):
     """Where the time to the first token went, of a request with a prefill engine."""
 
-    whole_s: float = Field(description="the user's TTFT; else from the start of prefill")
+    whole_s: float = Field(
+        description="the user's TTFT; else from the arrival at the router, else at prefill"
+    )
     router_s: float = Field(description="outside of both engines")
     prefill_s: float = Field(description="at the prefill engine, its queue included")
     kv_wait_s: float | None = Field(
@@ -68,7 +70,8 @@ class RequestResponse(BaseResponse):
 
     A request with the user's and the engine's view has the vantage `joined`: its latencies, times
     and status are the user's, and `engine_...` holds the engine's. The user's view is that of the
-    proxy, or of vLLM's plugin in the engine's front; alone its vantage is `proxy`.
+    proxy, or of vLLM's plugin in the engine's front; alone its vantage is `proxy`. A request with
+    the vantage `router` failed before an engine measured it.
     """
 
     request_id: str | None
@@ -85,7 +88,7 @@ class RequestResponse(BaseResponse):
     service_name: str | None
     tenant: str | None
     route: str | None
-    vantage: Literal["engine", "proxy", "joined"]
+    vantage: Literal["engine", "proxy", "joined", "router"]
     started_at: datetime
     ended_at: datetime
     clock_skew_s: float | None = Field(description="set if the times are estimates")
@@ -169,6 +172,9 @@ class RequestResponse(BaseResponse):
     prefill_queue_s: float | None = Field(description="of this, the wait in its queue")
     prefill_gap_s: float | None = Field(
         description="end there to arrival at `engine`; negative if both ran at once"
+    )
+    router_wait_s: float | None = Field(
+        description="arrival at the router to arrival at `engine`; a prefill is in it"
     )
     first_token: FirstTokenResponse | None = Field(description="null without a prefill engine")
 
@@ -314,13 +320,18 @@ def _first_token(row: Row) -> FirstTokenResponse | None:
         row["span_id"], row["proxy_span_id"], row["engine_request_id"]
     )
     parts = first_token_parts(
-        user_ttft_s=row["ttft_s"] if is_users else None,
+        user_ttft_s=row["ttft_s"] if is_users else _ttft_since_router_s(row),
         decode_ttft_s=row["engine_ttft_s"] if is_users else row["ttft_s"],
         decode_queue_s=row["queue_s"],
         prefill_hop_s=row["prefill_hop_s"],
         prefill_gap_s=row["prefill_gap_s"],
     )
     return None if parts is None else FirstTokenResponse(**parts._asdict())
+
+
+def _ttft_since_router_s(row: Row) -> float | None:
+    known = None not in (row["router_wait_s"], row["ttft_s"])
+    return row["router_wait_s"] + row["ttft_s"] if known else None
 
 
 def _gaps(row: Row) -> Gaps | None:
@@ -344,6 +355,7 @@ _VIEWS: Mapping[str, tuple[Mapping[str, str] | None, Mapping[str, str] | None]] 
     "engine": (None, _OWN),
     "proxy": (_OWN, None),
     "joined": (_OWN | {"span_id": "proxy_span_id"}, _OWN | _AT_ENGINE),
+    "router": (None, None),
 }
 
 

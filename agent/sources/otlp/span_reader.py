@@ -25,6 +25,7 @@ from agent.catalog.spans import (
 from agent.catalog.start_phases import PHASE_OF_SPAN
 from agent.records.engine import EngineIdentity, LoadingSpan
 from agent.records.request import RequestRecord, Status, Vantage
+from agent.sources.otlp.router_spans import RoutedRequest, routed_request
 
 # (field, reason) of each refused value.
 Findings = Counter[tuple[str, str]]
@@ -38,6 +39,9 @@ MAX_CLOCK_LEAD_S = 1.0
 LATE_AFTER_S = 3600.0
 
 _NANOSECONDS = 1e-9
+
+# Of a trace and of its span.
+_Ids = tuple[bytes, bytes]
 
 # Invalid by the protocol: all spans of a sender without ids would seem to be one.
 _NO_TRACE_ID = bytes(16)
@@ -99,14 +103,17 @@ class SpanReader:
                         content.rejected[SpanRejected.ID_LENGTH] += 1
                     elif trace_id == _NO_TRACE_ID or span_id == _NO_SPAN_ID:
                         content.rejected[SpanRejected.ID_ZERO] += 1
-                    elif _is_engine_request(scope, span):
+                    else:
+                        is_engines = _is_engine_request(scope, span)
+                        routed = None if is_engines else routed_request(span)
+                        if not is_engines and routed is None:
+                            self._pass(scope, span, resource_spans.resource, content)
+                            continue
                         if origin is None:
                             origin = self._origin(
                                 resource_spans.resource, received_at, content.screened
                             )
-                        _take(span, trace_id, span_id, origin, content)
-                    else:
-                        self._pass(scope, span, resource_spans.resource, content)
+                        _take(span, (trace_id, span_id), origin, content, routed)
         return content
 
     def _pass(self, scope: str, span: Span, resource: Resource, content: ExportContent) -> None:
@@ -159,17 +166,23 @@ def _is_engine_request(scope: str, span: Span) -> bool:
 
 
 def _take(
-    span: Span, trace_id: bytes, span_id: bytes, origin: _Origin, content: ExportContent
+    span: Span,
+    ids: _Ids,
+    origin: _Origin,
+    content: ExportContent,
+    routed: RoutedRequest | None,
 ) -> None:
     if span.end_time_unix_nano < span.start_time_unix_nano or not span.start_time_unix_nano:
         content.rejected[SpanRejected.SPAN_TIMES] += 1
         return
-    content.records.append(_record(span, trace_id, span_id, origin, content.screened))
+    if routed is None:
+        record = _record(span, ids, origin, content.screened)
+    else:
+        record = _router_record(span, ids, origin, routed, content.screened)
+    content.records.append(record)
 
 
-def _record(
-    span: Span, trace_id: bytes, span_id: bytes, origin: _Origin, refused: Findings
-) -> RequestRecord:
+def _record(span: Span, ids: _Ids, origin: _Origin, refused: Findings) -> RequestRecord:
     values = request_attributes(span, refused)
     get = values.get
     screened = screen(ReportedPhases(*[get(name) for name in ReportedPhases._fields]))
@@ -179,8 +192,8 @@ def _record(
     started_at, ended_at, skew_s = _times(span, origin.received_at, phases.e2e_s, refused)
     failed = screened.ended_before_first_token or span.status.code == SpanStatus.STATUS_CODE_ERROR
     return RequestRecord(
-        trace_id=trace_id.hex(),
-        span_id=span_id.hex(),
+        trace_id=ids[0].hex(),
+        span_id=ids[1].hex(),
         vantage=Vantage.ENGINE,
         status=Status.ERROR if failed else Status.OK,
         started_at=started_at,
@@ -202,6 +215,30 @@ def _record(
         output_tokens=phases.output_tokens,
         parent_span_id=_parent(span.parent_span_id, refused),
         **_extras(values, phases, refused),
+    )
+
+
+def _router_record(
+    span: Span, ids: _Ids, origin: _Origin, routed: RoutedRequest, refused: Findings
+) -> RequestRecord:
+    """A router's view, which has no engine and no time to a token."""
+    length_s = (span.end_time_unix_nano - span.start_time_unix_nano) * _NANOSECONDS
+    started_at, ended_at, skew_s = _times(span, origin.received_at, length_s, refused)
+    return RequestRecord(
+        trace_id=ids[0].hex(),
+        span_id=ids[1].hex(),
+        vantage=Vantage.ROUTER,
+        status=routed.status,
+        started_at=started_at,
+        ended_at=ended_at,
+        received_at=origin.received_at,
+        clock_skew_s=skew_s,
+        agent=origin.agent,
+        model=_name("model", routed.model, refused),
+        service_name=origin.service_name,
+        route=routed.route,
+        http_status=routed.http_status,
+        parent_span_id=_parent(span.parent_span_id, refused),
     )
 
 

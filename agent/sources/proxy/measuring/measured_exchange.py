@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from agent.catalog.reasons import ProxyFailure
-from agent.records.request import ProxyView, RequestRecord, Status, Vantage
+from agent.records.request import ProxyView, RequestRecord, Status, Vantage, status_of
 from agent.sources.proxy.exchange import (
     Arrival,
     Ending,
@@ -58,9 +58,6 @@ _ENDINGS: Mapping[Ending, RequestOutcome] = {
 # The engine gave the request up: vLLM does so when it is stopped or paused.
 _GIVEN_UP = ("abort", "error")
 _SERVER_ERROR = 500
-_THROTTLED = frozenset((429, 503))
-# 408 and 499 say that a request was not read or not answered in time.
-_NOT_THE_CLIENTS = frozenset((408, 429, 499))
 
 
 def outcome_of(
@@ -74,9 +71,9 @@ def outcome_of(
     reason failed.
     """
     if findings.error is not None:
-        return RequestOutcome(_status_of(findings.error.http_status), findings.error.code)
+        return RequestOutcome(status_of(findings.error.http_status), findings.error.code)
     if http_status is not None and http_status >= 300:
-        return RequestOutcome(_status_of(http_status), f"http_{http_status}")
+        return RequestOutcome(status_of(http_status), f"http_{http_status}")
     for reason in _GIVEN_UP:
         if reason in findings.finish_reasons:
             return RequestOutcome(Status.ERROR, reason)
@@ -96,15 +93,6 @@ def error_status(findings: ResponseFindings) -> int | None:
         return findings.error.http_status
     given_up = any(reason in findings.finish_reasons for reason in _GIVEN_UP)
     return _SERVER_ERROR if given_up else None
-
-
-def _status_of(http_status: int) -> Status:
-    """The status of a response other than 2xx; most of 4xx are the client's own mistakes."""
-    if http_status in _THROTTLED:
-        return Status.THROTTLED
-    if 400 <= http_status < 500 and http_status not in _NOT_THE_CLIENTS:
-        return Status.INVALID
-    return Status.ERROR
 
 
 # In place of a tenant that was not read yet.
