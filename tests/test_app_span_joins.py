@@ -61,7 +61,8 @@ class Proxied:
 
         def found() -> list[dict[str, Any]]:
             rows = self.agent.api.requests()
-            return [each for each in rows if each["trace_id"] == trace_id.hex()]
+            of_trace = (each for each in rows if each["trace_id"] == trace_id.hex())
+            return [each for each in of_trace if not each["part"]]
 
         def settled() -> list[dict[str, Any]]:
             rows = found()
@@ -133,3 +134,5 @@ def test_a_request_through_prefill_and_decode_is_one_row_with_the_decodes_span(
     proxied.send(decode, scope="sglang server")
     (row,) = proxied.rows(trace_id, 1)
     assert (row["span_id"], row["output_tokens"]) == (decode.span_id.hex(), 11)
+    # It has that of the span: how long SGLang had the prefill.
+    assert row["prefill_hop_s"] == 1.2

@@ -15,8 +15,8 @@ REQUEST_SPAN_NAME = "llm_request"
 PHASE_SPAN_PREFIX = "vllm_"
 
 # With prefill and decode apart, SGLang sends a span of each, named by its role
-# (`srt/observability/trace.py`, 0.5.23). The prefill ends with the first token: the request's
-# tokens and end are those of the decode.
+# (`srt/observability/trace.py`, 0.5.23). The prefill ends with the first token: it is a hop of the
+# request, whose tokens and end are those of the decode. It has no time in the queue.
 PREFILL_SPAN_PREFIX = "prefill Req "
 
 # Engines put these keys on the request span, whatever its name. Proxies may do so, too.

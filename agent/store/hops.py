@@ -15,7 +15,7 @@ from agent.analysis.joined_record import is_from_front
 from agent.catalog.definitions import Verdict
 from agent.records.objective import JudgedRequest, Judgement
 from agent.records.request import Vantage
-from agent.store.inserting import Key
+from agent.store.inserting import Key, key_of
 from agent.store.tables import requests
 
 Row = Mapping[str, Any]
@@ -25,18 +25,34 @@ _LONGEST_BETWEEN_S = 30.0
 _NO_VERDICT = Judgement(Verdict.UNDETERMINED, ())
 
 
-def with_hops(
-    judged: Sequence[JudgedRequest], prefilling: Collection[str]
-) -> Sequence[JudgedRequest]:
-    """The requests; those of engines in `prefilling` as hops, which have no verdict."""
-    if not prefilling:
-        return judged
-    return [
-        JudgedRequest(item.record._replace(hop=True), _NO_VERDICT)
-        if item.record.engine in prefilling
-        else item
-        for item in judged
-    ]
+class Hops:
+    """Stores the hops of one writer.
+
+    Views of engines in `prefilling` are hops, and those whose source says so. It reads nothing
+    before the first hop of this run, if there are no such engines: most agents get none.
+    """
+
+    def __init__(self, prefilling: Collection[str]) -> None:
+        self._prefilling = prefilling
+        self._any = bool(prefilling)
+
+    def marked(self, judged: Sequence[JudgedRequest]) -> Sequence[JudgedRequest]:
+        """The requests; hops are marked as such and have no verdict."""
+        are_hops = [
+            bool(item.record.hop or item.record.engine in self._prefilling) for item in judged
+        ]
+        if not any(are_hops):
+            return judged
+        self._any = True
+        return [
+            JudgedRequest(item.record._replace(hop=True), _NO_VERDICT) if is_hop else item
+            for item, is_hop in zip(judged, are_hops, strict=True)
+        ]
+
+    def attach(self, connection: Connection, new: Sequence[JudgedRequest]) -> None:
+        """Give the requests among these rows their hops, and the requests of these hops theirs."""
+        if self._any and new:
+            _attach(connection, [key_of(item) for item in new])
 
 
 # Pairs of row numbers: a hop and a request that it may be of. One of each pair is a wanted one.
@@ -80,11 +96,8 @@ _ATTACH = (
 )
 
 
-def attach_hops(connection: Connection, keys: Sequence[Key]) -> None:
-    """Give the requests among these rows their hops, and the requests of these hops theirs.
-
-    A hop that may be of several requests is left alone.
-    """
+def _attach(connection: Connection, keys: Sequence[Key]) -> None:
+    """A hop that may be of several requests is left alone."""
     pairs = connection.execute(_PAIRS, {"keys": json.dumps(keys)}).all()
     if not pairs:
         return

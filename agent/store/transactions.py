@@ -17,7 +17,7 @@ from agent.records.objective import JudgedRequest, Settled, WriteResult
 from agent.records.request import Vantage
 from agent.store.connection import driver_message, for_writing, logged_unavailable
 from agent.store.explanations import subtract_causes
-from agent.store.hops import attach_hops, with_hops
+from agent.store.hops import Hops
 from agent.store.inserting import Key, at_once, insert_new, key_of
 from agent.store.joining import (
     Recount,
@@ -135,14 +135,14 @@ def _storing(joining: Joining | None) -> _StoreRows:
     if joining is None:
         return _store
     wait_s, judge = joining.wait_s, joining.judge
-    waits, routers = waiting_for(wait_s, joining.with_plugin), RouterViews()
+    waits = waiting_for(wait_s, joining.with_plugin)
+    hops, routers = Hops(joining.prefilling), RouterViews()
 
     def store(connection: Connection, judged: Sequence[JudgedRequest]) -> WriteResult:
         are_routed = routers.are_among(judged)
         settles_at = waits if wait_s is not None or are_routed else at_once
-        new = insert_new(connection, with_hops(judged, joining.prefilling), settles_at)
-        if joining.prefilling:
-            attach_hops(connection, [key_of(item) for item in new])
+        new = insert_new(connection, hops.marked(judged), settles_at)
+        hops.attach(connection, new)
         routers.attach(connection, new)
         requests_of = [item for item in new if not item.record.is_aside]
         alone = [item for item in requests_of if settles_at(item.record) is None]

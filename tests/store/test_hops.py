@@ -101,6 +101,22 @@ def test_without_a_proxy_the_request_is_counted_at_once(
     assert counted_rollups(sqlite) == counted_rows(sqlite)
 
 
+@pytest.mark.parametrize("order", list(permutations((prefill(hop=True), decode()))))
+@pytest.mark.parametrize("wait_s", [None, WAIT_S])
+def test_a_span_that_is_a_hop_by_itself_needs_no_role(
+    sqlite: Engine, order: Sequence[JudgedRequest], wait_s: float | None
+) -> None:
+    """SGLang names its span of a prefill so."""
+    agent = Agent(sqlite, prefilling=(), wait_s=wait_s)
+    for view in order:
+        agent.write([view])
+    agent.settled(DUE)
+    hop, request = sorted(rows(sqlite), key=lambda row: row["counted"])
+    assert (hop["hop"], hop["verdict"], hop["counted"]) == (True, Verdict.UNDETERMINED, False)
+    assert (request["prefill_engine"], request["prefill_hop_s"]) == (PREFILL, 0.1)
+    assert counted_rollups(sqlite) == counted_rows(sqlite)
+
+
 def test_hops_are_found_by_the_requests_id_if_the_router_passes_no_trace_on(
     sqlite: Engine,
 ) -> None:

@@ -155,7 +155,7 @@ def _is_engine_request(scope: str, span: Span) -> bool:
     Clients use the name of vLLM's span, too, and proxies its keys. What another library made must
     have all that an engine's span has, as TensorRT-LLM's does.
     """
-    if span.name.startswith((PHASE_SPAN_PREFIX, PREFILL_SPAN_PREFIX)):
+    if span.name.startswith(PHASE_SPAN_PREFIX):
         return False
     named = span.name == REQUEST_SPAN_NAME
     measured = any(pair.key.startswith(ENGINE_KEY_PREFIX) for pair in span.attributes)
@@ -214,6 +214,7 @@ def _record(span: Span, ids: _Ids, origin: _Origin, refused: Findings) -> Reques
         input_tokens=phases.input_tokens,
         output_tokens=phases.output_tokens,
         parent_span_id=_parent(span.parent_span_id, refused),
+        hop=span.name.startswith(PREFILL_SPAN_PREFIX) or None,
         **_extras(values, phases, refused),
     )
 

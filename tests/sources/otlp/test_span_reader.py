@@ -112,15 +112,16 @@ def test_the_extras_of_sglang_are_kept(served: Serving) -> None:
 
 
 @pytest.mark.parametrize("prefill_first", [True, False])
-def test_of_sglangs_prefill_and_decode_the_decode_is_the_request(
+def test_of_sglangs_prefill_and_decode_the_prefill_is_a_hop_of_the_decode(
     served: Serving, *, prefill_first: bool
 ) -> None:
     prefill = vllm_span({"gen_ai.usage.completion_tokens": 1}, name="prefill Req 5f1e")
     decode = vllm_span(name="decode Req 5f1e")
     sent = (prefill, decode) if prefill_first else (decode, prefill)
     content = send(served, *sent, scope="sglang server")
-    (record,) = content.records
-    assert (record.span_id, content.passed) == (decode.span_id.hex(), 1)
+    found = {record.span_id: record for record in content.records}
+    assert [found[each.span_id.hex()].hop for each in (prefill, decode)] == [True, None]
+    assert found[prefill.span_id.hex()].e2e_s == 1.2
 
 
 PHASE = {"gen_ai.latency.time_in_queue": 0.5, "gen_ai.latency.e2e": 1.0, "gen_ai.request.id": "x"}
