@@ -414,9 +414,10 @@ _ALERT_HEADER = ("alert", "severity", "holds for", "threshold", "meaning")
 _THRESHOLD = re.compile(
     r"(?<=\s)((?:==|!=|>=|<=|>|<) \d+(?:\.\d+)?(?: \*)?)(?![\d.])(?!(?<=> 0)\))"
 )
-# A burn rate; its second number only leaves out thresholds that cannot be reached.
-_BURN_RATE = re.compile(
-    rf"> on \(objective\) group_left \(\) \((\d+(?:\.\d+)?) \* {ALLOWED} < [\d.]+\)"
+# A comparison with what the target allows; its last number only leaves out unreachable ones.
+_RELATIVE = re.compile(
+    rf"> on \(objective\) group_left \(\) \((?:([\d.]+) \* {ALLOWED} < [\d.]+"
+    rf"|\(1 \+ \({ALLOWED} >= [\d.]+\)\) / 2)\)"
 )
 _LABEL = re.compile(r"\{\{ \$labels\.(\w+) \}\}")
 _ABSENT = re.compile(r"^absent\(", re.MULTILINE)
@@ -431,8 +432,9 @@ def alerts_page(
     """
     return page(
         "Alerts",
-        "Every alert with the thresholds in its expression. `page`: somebody must act now; "
-        "`ticket`: in working hours. An alert fires when its expression has been true for as long "
+        "Every alert with the thresholds in its expression. `critical`: somebody must act now; "
+        "`warning`: in working hours; `info`: it only mutes others, or is the watchdog. An alert "
+        "fires when its expression has been true for as long "
         "as it holds. Alerts on error budgets are on every objective that an agent has. Those on "
         "limits are here of the preset `chat`; `goodput-agent render` makes those of your "
         "objectives.",
@@ -491,8 +493,12 @@ def _title(alert: Alert) -> str:
 
 def thresholds(expression: str) -> list[str]:
     """The comparisons with numbers of an expression, each once, in their order."""
-    shown = _BURN_RATE.sub(r"> \1 * ", expression)
-    found = [text.replace("*", "* ...") for text in _THRESHOLD.findall(shown)]
+    found = [
+        f"> {factor} * allowed" if factor else "> (1 + allowed) / 2"
+        for factor in _RELATIVE.findall(expression)
+    ]
+    rest = _RELATIVE.sub("", expression)
+    found += [text.replace("*", "* ...") for text in _THRESHOLD.findall(rest)]
     absent = _ABSENT.search(expression) or (not found and "unless" in expression)
     return list(dict.fromkeys(["no series"] * bool(absent) + found))
 

@@ -192,6 +192,14 @@ def test_a_guard_of_a_division_is_no_threshold() -> None:
     assert thresholds("vector(1)") == []
 
 
+def test_a_threshold_that_follows_from_the_target_is_written_by_what_is_allowed() -> None:
+    allowed = "objective:llm_slo_allowed:ratio"
+    burn = f"a\n  > on (objective) group_left () (14.4 * {allowed} < 0.9)\nand\nc >= 5"
+    assert thresholds(burn) == ["> 14.4 * allowed", ">= 5"]
+    outage = f"a\n  > on (objective) group_left () ((1 + ({allowed} >= 0.01)) / 2)"
+    assert thresholds(outage) == ["> (1 + allowed) / 2"]
+
+
 # Tables
 
 
