@@ -9,12 +9,15 @@ import pytest
 from playwright.sync_api import Browser
 
 from agent.analysis.phase_means import median_and_slowest, request_phases
+from agent.catalog.causes import Cause
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.gpu import Facts, GpuSample
+from agent.records.objective import CauseShare, ExplainedRequest, Explanation
 from agent.records.request import RequestRecord
 from tests.outputs.api.serving import Api, open_api
 from tests.outputs.api.test_engine_counts import counts
 from tests.real_parts.chromium import Opened, at, grave, opened_in
+from tests.records import making
 from tests.records.making import objective, record
 
 
@@ -253,6 +256,27 @@ def test_now_begins_with_the_sentence_and_four_tiles_with_their_change(
         assert text in ttft
     assert "against the hour before" in goodput
     assert "unknown: no minute has a price" in cost
+
+
+def test_no_flag_of_the_sentence_is_broken_at_its_dashes(browser: Browser, tmp_path: Path) -> None:
+    with open_api(tmp_path) as api:
+        now = api.agent.now
+        slow = [record(n, ttft_s=9.0, ended_at=now - 1) for n in (1, 2)]
+        api.set_objectives([objective()])
+        api.store([record(3, ended_at=now - 100), *slow], [objective()])
+        for late in making.judged(slow, [objective()]):
+            share = CauseShare("chat", "ttft", Cause.SLOW_CLIENT, 1.0, ("seen",))
+            key = (late.record.trace_id, late.record.span_id)
+            why = Explanation(*key, Cause.SLOW_CLIENT, (share,), ("span",))
+            api.explain(ExplainedRequest(late, why))
+        with opened_in(browser, api.url) as there:
+            at(there, api.url, "now")
+            flag = there.page.locator(".sentence .flag")
+            assert flag.inner_text() == "--stream-interval"
+            for width in range(340, 900, 20):
+                there.page.set_viewport_size({"width": width, "height": 900})
+                lines = flag.evaluate("(flag) => flag.getClientRects().length")
+                assert lines == 1, width
 
 
 PLOTS = """() => {

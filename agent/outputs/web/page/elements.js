@@ -19,12 +19,16 @@ export class Input extends Component {
   }
 }
 
+// Text whose flags, such as --max-num-seqs, stay whole: a browser breaks lines after their dashes.
+export const flagged = (text) => text.split(/(--[a-z][\w-]*)/).map((part, index) => (
+  index % 2 ? html`<span class="flag">${part}</span>` : part));
+
 // Pairs of a name and a value; a third member says more, for instance why it is unknown.
 export const Figures = ({label, of}) => html`
   <dl class="figures" aria-label=${label}>
     ${of.map(([name, value, more, kind]) => html`
       <div class=${kind ?? ""}><dt>${name}</dt><dd>${value}</dd>
-        ${more && html`<dd class="more">${more}</dd>`}</div>`)}
+        ${more && html`<dd class="more">${typeof more === "string" ? flagged(more) : more}</dd>`}</div>`)}
   </dl>`;
 
 // Columns of numbers, or of words if `words` contains their names. Cells are texts, elements or

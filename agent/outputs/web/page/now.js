@@ -1,6 +1,6 @@
 // The view of now: is the objective met, since when not, and what stands in the way.
 import {finished, over_steps} from "./chart.js";
-import {Figures, Note, Reasons, Table, coded, html} from "./elements.js";
+import {Figures, Note, Reasons, Table, coded, flagged, html} from "./elements.js";
 import {NO_RATES, headline, latencies, source, unseen, unseen_work} from "./figures.js";
 import {Fleet} from "./fleet.js";
 import {before, period} from "./period.js";
@@ -74,7 +74,7 @@ function Show({data, live: pushed, address}) {
   const state = sentence({summary, objectives, engines: live.engines, steps, over: when, filters: data.filters});
   const setup = html`<${Setup} of=${data.setups} />`;
   return html`
-    <p class="sentence ${state.kind}">${state.text}</p>
+    <p class="sentence ${state.kind}">${flagged(state.text)}</p>
     ${!is_range && html`<${Lately} live=${live} />`}
     ${summary.requests === 0 && setup}
     <${Tiles} data=${data} summary=${summary} address=${address} />
