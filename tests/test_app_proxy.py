@@ -295,6 +295,23 @@ def _rename(folder: Path, table: str, other: str) -> None:
         database.execute(f"ALTER TABLE {table} RENAME TO {other}")
 
 
+@pytest.mark.parametrize(
+    ("path", "route", "status"),
+    [("/v1/models", "/v1/models", "2xx"), ("/invented", "other", "4xx")],
+)
+def test_responses_without_a_row_are_counted_by_route_and_class_of_status(
+    pair: Proxied, path: str, route: str, status: str
+) -> None:
+    def counted() -> float:
+        return pair.metric("llm_proxy_responses_total", route=route, status=status)
+
+    before = counted()
+    for _ in range(3):
+        requests.get(f"{pair.url}{path}?x=1", timeout=ANSWER_WITHIN_S)
+    eventually(lambda: counted() == before + 3, within_s=WITHIN_S, what="the responses")
+    assert pair.metric("llm_proxy_responses_total", route="/v1/chat/completions") == 0
+
+
 def test_names_that_clients_invent_make_no_labels_and_no_groups(pair: Proxied) -> None:
     pair.chat("before-inventions")
     pair.row("before-inventions")

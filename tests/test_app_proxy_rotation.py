@@ -151,9 +151,12 @@ def test_a_report_has_the_engines_that_are_out_and_each_count_once() -> None:
         worker.outliers.failed("a", EjectionReason.ERROR, worker.now_s, detail="500")
     worker.balancer.retried["a"] += 2
     worker.balancer.forced = 1
+    for path in ("/v1/embeddings", "/v1/embeddings", "/invented"):
+        worker.balancer.count_response("a", path, 200)
     worker.now_s += 4
     out = {"a": EjectedEngine("error", "500", AT - 4, 10.0, over=False)}
-    first = Rotation(out, {"a": {"error": 1}}, {"a": 2}, 1)
+    responses = [("a", "/v1/embeddings", 2, 2), ("a", "other", 2, 1)]
+    first = Rotation(out, {"a": {"error": 1}}, {"a": 2}, 1, responses)
     assert worker.rotation.report(worker.balancer) == first
     assert worker.rotation.report(worker.balancer) == Rotation(out)
 

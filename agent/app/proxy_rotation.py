@@ -186,7 +186,10 @@ class WorkerRotation:
         ejections: dict[str, dict[str, int]] = {}
         for (name, reason), count in self._outliers.ejected.items():
             ejections.setdefault(name, {})[reason] = count
-        report = Rotation(out, ejections, dict(balancer.retried), balancer.forced)
+        responses = [(*of, count) for of, count in balancer.responses.items()]
+        retried = dict(balancer.retried)
+        report = Rotation(out, ejections, retried, balancer.forced, responses)
+        balancer.responses.clear()
         self._outliers.ejected.clear()
         balancer.retried.clear()
         balancer.forced = 0

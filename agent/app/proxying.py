@@ -106,6 +106,8 @@ class Proxying:
         )
 
     def _count_rotation(self, rotation: Rotation) -> None:
+        for engine, route, status_class, count in rotation.responses:
+            self._meter.count(m.PROXY_RESPONSES, engine, route, f"{status_class}xx", by=count)
         if self._rotation is not None:
             self._rotation.count(rotation)
 

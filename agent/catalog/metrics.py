@@ -420,6 +420,15 @@ PROXY_RETRIED = counter(
     "engine",
     absent="without a proxy before several engines",
 )
+PROXY_RESPONSES = counter(
+    "llm_proxy_responses",
+    "Responses of the engine that the proxy passed on without a row, as of embeddings, by class of "
+    "status.",
+    "engine",
+    "route",
+    "status",
+    absent="until the proxy passed such a response on",
+)
 PROXY_FORCED = counter(
     "llm_proxy_requests_forced",
     "Requests that went to an engine out of the rotation, because none that serves them was in.",

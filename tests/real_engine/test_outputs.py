@@ -63,8 +63,8 @@ NOT_PUBLISHED = (
     "llm_agent_file_",
     "llm_agent_lost_",
 )
-# Its proxy has one engine, which never leaves the rotation.
-NO_ROTATION = ("llm_proxy_engine_", "llm_proxy_requests_")
+# Its proxy has one engine, which never leaves the rotation, and is asked for no other route.
+NO_ROTATION = ("llm_proxy_engine_", "llm_proxy_requests_", "llm_proxy_responses_total")
 # It pushes no metrics, its engine is in the settings, and it reads no router.
 NOT_CONFIGURED = ("llm_agent_metrics_push", "llm_agent_discover", "llm_router_")
 # Of GPUs that are older, or have other faults.

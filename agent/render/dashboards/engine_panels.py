@@ -274,10 +274,13 @@ _THROUGHPUT = (
     ),
     Panel(
         "Responses of other routes",
-        "Responses of engines' fronts that have no row, such as embeddings, by class of "
-        "status. Only an engine's plugin counts them.",
+        "Responses that have no row, such as embeddings, by class of status, as the engine's "
+        "plugin and the proxy count them.",
         PanelUnit.PER_SECOND,
-        (sum_by(("engine", "route", "status"), m.ENGINE_RESPONSES),),
+        (
+            sum_by(("engine", "route", "status"), m.ENGINE_RESPONSES),
+            sum_by(("engine", "route", "status"), m.PROXY_RESPONSES, "by the proxy"),
+        ),
     ),
 )
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from agent.catalog.metrics import OTHER
 from agent.catalog.reasons import EjectionReason
 from agent.sources.proxy.engine_connection import EngineConnection
 from agent.sources.proxy.outlier_detection import OutlierDetection, OutlierLimits
@@ -64,6 +65,19 @@ _UNAVAILABLE = 503
 THROTTLING = frozenset((429, _UNAVAILABLE))
 
 
+# Routes of vLLM, SGLang, TGI and llama.cpp. A client may name any other.
+COUNTED_ROUTES = frozenset(
+    {
+        *("/v1/embeddings", "/embeddings", "/embed", "/pooling", "/classify", "/v1/classify"),
+        *("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"),
+        *("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech"),
+        *("/v1/images/generations", "/tokenize", "/detokenize", "/generate", "/completion"),
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+        *("/v1/models", "/health", "/metrics", "/version"),
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ProxiedEngine:
     """An engine behind the proxy, by its name in the settings."""
@@ -87,7 +101,8 @@ class LoadBalancer:
     """Orders the engines for each request and counts the open requests of each engine.
 
     `forced` counts the requests for which no engine was in the rotation, `retried` those that an
-    engine did not take and that went to another one. Their owner may clear them.
+    engine did not take and that went to another one, `responses` those to unmeasured requests, by
+    engine, route and class of status. Their owner may clear them.
     """
 
     def __init__(
@@ -106,6 +121,7 @@ class LoadBalancer:
         self.open_requests = open_requests or OpenRequests([engine.name for engine in engines])
         self.forced = 0
         self.retried: Counter[str] = Counter()
+        self.responses: Counter[tuple[str, str, int]] = Counter()
         self._lookup = lookup
         self._turn = count()
         self._checked_s = -math.inf
@@ -139,6 +155,10 @@ class LoadBalancer:
         bad = {e: 2 if e not in healthy else 1 if e.name in ejected else 0 for e in possible}
         left = [e for e in self._ordered(possible) if e not in due]
         return [*due, *sorted(left, key=bad.__getitem__)]
+
+    def count_response(self, engine: str, path: str, status: int) -> None:
+        """Count an engine's response to a request that is not measured."""
+        self.responses[engine, path if path in COUNTED_ROUTES else OTHER, status // 100] += 1
 
     def lists(self, engine: ProxiedEngine, model: str | None) -> bool:
         """Return whether an engine is known to serve a model."""

@@ -479,6 +479,9 @@ class Relay:
         headers: RawHeaders = connection.headers
         if self._exchange is not None:
             headers = self._exchange.answered(status, headers, connection.head_at_s)
+        elif self._attempt is not None:
+            engine = self._attempt.engine.name
+            self._context.balancer.count_response(engine, self.request.path, status)
         lines = for_client(status, headers)
         if status in _LOCATED and self._head.host is not None and self._pool is not None:
             proxy = self._client.scheme.encode() + b"://" + self._head.host

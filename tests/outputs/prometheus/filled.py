@@ -143,6 +143,7 @@ COUNTERS: tuple[tuple[Metric, tuple[str, ...], int], ...] = (
     (m.PROXY_EJECTIONS, ("chat-0", EjectionReason.ERROR), 2),
     (m.PROXY_RETRIED, ("chat-0",), 3),
     (m.PROXY_FORCED, (), 0),
+    (m.PROXY_RESPONSES, ("chat-0", "/v1/embeddings", "2xx"), 12),
     (m.PUBLISHED_ROWS, (), 4000),
     (m.LOST_ROWS, (LostRows.AGE,), 5),
     (own.JOB_MISSES, ("fold rollups", own.JobMiss.SKIPPED), 6),

@@ -130,6 +130,8 @@ NOT_HERE = (
     "llm_router_",
     *("llm_agent_unpublished_", "llm_agent_publish", "llm_agent_file_", "llm_agent_lost_"),
     *("llm_agent_discover", "llm_slo_configured", "llm_proxy_engine_", "llm_proxy_requests_"),
+    # Nobody asks its proxy for another route.
+    "llm_proxy_responses_total",
     # A minute is judged five minutes later.
     "llm_slo_held_rate",
     # What hangs on the machine of the test: whether its kernel tells the memory of a control

@@ -70,13 +70,15 @@ class EjectedEngine(msgspec.Struct, frozen=True, array_like=True):
 
 class Rotation(msgspec.Struct, frozen=True, array_like=True):
     """What a worker knows of its rotation: the engines that are out, and counts since its last
-    status: ejections by engine and reason, requests that another engine got, by the first one, and
-    requests for which no engine was in."""
+    status: ejections by engine and reason, requests that another engine got, by the first one,
+    requests for which no engine was in, and responses to requests that are not measured, as
+    engine, route, class of status and number."""
 
     out: dict[str, EjectedEngine] = {}
     ejections: dict[str, dict[str, int]] = {}
     retried: dict[str, int] = {}
     forced: int = 0
+    responses: list[tuple[str, str, int, int]] = []
 
 
 class WorkerStatus(msgspec.Struct, tag=True):
