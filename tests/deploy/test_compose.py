@@ -1,5 +1,6 @@
 """docker-compose.yml and what it mounts, without a container engine."""
 
+import json
 import os
 import re
 import shutil
@@ -382,6 +383,12 @@ def provisioned(kind: str) -> dict[str, Any]:
 def datasources() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = provisioned("datasources")["datasources"]
     return found
+
+
+def test_grafana_opens_with_the_fleet() -> None:
+    home = Path(services()["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    board = mounted("grafana", str(home.parent)) / home.name
+    assert json.loads(board.read_text(encoding="utf-8"))["uid"] == "goodput-fleet"
 
 
 def test_grafana_links_an_exemplar_to_its_trace() -> None:
