@@ -1,5 +1,6 @@
 """What the scripts of `.ci` do, and that the sdist is whole."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -100,6 +101,29 @@ def test_a_release_has_one_version(releasing: Releasing, file: str) -> None:
 def test_a_release_needs_its_section_of_the_changelog(releasing: Releasing) -> None:
     releasing.tag(f"v{agent.__version__}")
     assert f"no section '## [{agent.__version__}] - DATE'" in releasing.refusal()
+
+
+def test_the_checksums_of_a_release_are_those_of_its_files(tmp_path: Path) -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8"))
+    (script,) = (step["run"] for step in workflow["jobs"]["publish"]["steps"] if "run" in step)
+    files, programs = tmp_path / "files", tmp_path / "programs"
+    files.mkdir()
+    programs.mkdir()
+    for name in ("goodput-agent-0.1.0-image.tar", "goodput-agent-0.1.0.tgz"):
+        (files / name).write_text(name, encoding="utf-8")
+    subprocess.run("sha256sum -- * > SHA256SUMS", shell=True, cwd=files, check=True)
+    (programs / "gh").write_text('#!/bin/sh\necho "$@"\n', encoding="utf-8")
+    (programs / "gh").chmod(0o755)
+    released = subprocess.run(
+        ["bash", "-e", "-c", script],
+        cwd=files,
+        env={"PATH": f"{programs}:{os.environ['PATH']}", "GITHUB_REF_NAME": "v0.1.0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert released.endswith("NOTES.md ./SHA256SUMS ./goodput-agent-0.1.0.tgz\n")
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=files, check=True)
 
 
 def test_what_is_released_names_its_repository(tmp_path: Path) -> None:

@@ -150,8 +150,9 @@ def _annotations(objective: ObjectiveSettings) -> Iterator[tuple[str, str]]:
         for below, each in inner:
             if each is not None:
                 path = key if below is None else f"{key}.{below}"
-                text = each if isinstance(each, str) else json.dumps(each)
-                yield f"{PREFIX}{path}", text.removesuffix(".0")
+                # A limit of 500.0 is written as 500; a name such as llama-2.0 is kept.
+                text = each if isinstance(each, str) else json.dumps(each).removesuffix(".0")
+                yield f"{PREFIX}{path}", text
 
 
 def sloth(objectives: Sequence[ObjectiveSettings], service: str) -> list[Document]:

@@ -10,6 +10,7 @@ import yaml
 
 from agent.render.alerts import PLACEHOLDERS, RuleOptions, render_alerts
 from agent.render.alerts.alert_files import RULES
+from agent.render.alerts.thresholds import RATIO, THRESHOLDS
 from agent.settings import Settings
 from tests.deploy.kit import CHART, ROOT, check
 from tests.real_parts.helm import documents, rendered, run
@@ -98,7 +99,9 @@ def test_matchers_and_thresholds_are_those_of_the_values() -> None:
     [
         ("alerts.thresholds.queue=3", "alerts.thresholds: queue is none of agent_late_seconds"),
         ("alerts.thresholds.queue_requests=many", "'many' does not match pattern"),
+        ("alerts.thresholds.error_page_ratio=5", "error_page_ratio is a ratio; write 0.05 for 5 %"),
         ("alerts.matchers.engine=x", "invalid propertyName 'engine'"),
+        ("alerts.labels.tier=x", "invalid propertyName 'tier'"),
         ("alerts.matchers.cluster=eu alerts.rules=x", "alerts.rules: matchers and thresholds"),
     ],
 )
@@ -108,6 +111,11 @@ def test_matchers_and_thresholds_that_no_rule_has_are_refused(values: str, compl
     ]
     with pytest.raises(PartFailed, match=re.escape(complaint)):
         rendered(CHART, *arguments)
+
+
+def test_a_ratio_has_a_name_by_which_the_chart_knows_it() -> None:
+    ratios = {name for name, each in THRESHOLDS.items() if each.unit == RATIO}
+    assert ratios == {name for name in THRESHOLDS if name.endswith("_ratio")}
 
 
 def test_a_release_fits_into_the_secret_in_which_helm_keeps_it(shared: str) -> None:

@@ -16,8 +16,8 @@ from agent.settings import load
 SETTINGS = """
 objectives:
   - {name: chat, preset: chat, match: {model: "llama*", tenant: "123"}, window: 28d}
-  - name: Docs_v1.2
-    match: {min_input_tokens: 100, route: /v1/chat}
+  - name: Docs_v1.0
+    match: {min_input_tokens: 100, route: /v1/chat, model: llama-2.0}
     ttft_ms: 512.5
     e2e_ms: 10000
     max_error_ratio: 0.01
@@ -78,18 +78,18 @@ def test_an_slo_has_what_the_specification_asks_for(settings: Path) -> None:
         assert document["apiVersion"] == "openslo/v1"
         assert re.fullmatch("[a-z0-9][a-z0-9-]{0,61}[a-z0-9]", document["metadata"]["name"])
         assert len(document["spec"]["description"]) <= 1050
-    assert docs["metadata"]["name"] == "docs-v1-2"
+    assert docs["metadata"]["name"] == "docs-v1-0"
     annotations = docs["metadata"]["annotations"]
     assert all(isinstance(value, str) for value in annotations.values())
     assert all(re.fullmatch(r"objective\.goodput-agent/[a-z][\w.]*\w", key) for key in annotations)
     assert docs["spec"]["service"] == service["metadata"]["name"]
     assert docs["spec"]["timeWindow"] == [{"duration": "36h", "isRolling": True}]
     assert docs["spec"]["budgetingMethod"] == "Occurrences"
-    assert docs["spec"]["objectives"] == [{"displayName": "Docs_v1.2", "target": 0.999}]
+    assert docs["spec"]["objectives"] == [{"displayName": "Docs_v1.0", "target": 0.999}]
     ratio = docs["spec"]["indicator"]["spec"]["ratioMetric"]
     assert ratio["counter"] is True
     assert ratio["good"]["metricSource"]["spec"]["query"] == (
-        'sum(llm_slo_requests_total{objective="Docs_v1.2",verdict="met"})'
+        'sum(llm_slo_requests_total{objective="Docs_v1.0",verdict="met"})'
     )
 
 

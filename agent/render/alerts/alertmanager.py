@@ -28,7 +28,7 @@ DEFAULT_SECRETS = "/etc/alertmanager/secrets"
 
 _DETAILS = (
     "{{ range .Alerts }}*{{ .Annotations.summary }}*\n{{ .Annotations.description }}\n"
-    "{{ if .Annotations.dashboard_url }}<{{ .Annotations.dashboard_url }}|DashboardUid> · {{ end }}"
+    "{{ if .Annotations.dashboard_url }}<{{ .Annotations.dashboard_url }}|Dashboard> · {{ end }}"
     "<{{ .Annotations.runbook_url }}|Runbook>\n{{ end }}"
 )
 _TITLE = (

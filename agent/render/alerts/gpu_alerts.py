@@ -37,6 +37,8 @@ _XID_CRITICAL = "GpuXidCritical"
 _HARMFUL_REASONS = ("sw_thermal", "hw_thermal", "hw_power_brake")
 # Critical Xids on memory errors, which the ECC counters count as well.
 MEMORY_XIDS = (48, 64, 95, 140)
+# The most that ECC counters follow later: a read of the GPU and some scrapes.
+_ECC_LATE_S = 5 * MINUTE_S
 # NVLink corrects these by sending again; now and then they are normal.
 _EXPECTED_NVLINK_ERRORS = ("crc_flit",)
 
@@ -164,7 +166,8 @@ def _memory(timings: Timings) -> Iterator[Alert]:
     window = timings.window(HOUR_S)
     uncorrected = value_of(fact.ECC_ERRORS, eq("severity", "uncorrected"))
     xid = value_of(fact.XID_LAST_SEEN, among("xid", MEMORY_XIDS))
-    paged = f"time() - {_MAX} ({xid}) < {timings.window_s(HOUR_S):g}"
+    # The counter rises at a later read than the Xid, and so stays in the window for longer.
+    paged = f"time() - {_MAX} ({xid}) < {timings.window_s(HOUR_S + _ECC_LATE_S):g}"
     yield _alert(
         name="GpuEccUncorrected",
         severity=Severity.PAGE,

@@ -41,7 +41,7 @@ from agent.render.alerts.alert_rule import (
 )
 from agent.render.alerts.thresholds import BUDGET_MIN_MISSED, EXPLAINED_RATIO, UNDETERMINED_RATIO
 from agent.render.links import DashboardUid
-from agent.render.promql import among, eq, escaped, filled, none_of, value_of
+from agent.render.promql import Matcher, among, eq, escaped, filled, none_of, value_of
 
 EXPLAINED, PAGED_LATELY = "LlmMissesExplained", "LlmObjectivePagedLately"
 # They are sent to no receiver.
@@ -74,9 +74,10 @@ def _explained(timings: Timings) -> Alert:
     )
 
 
-def _misses_on_paged_engines(window: str) -> str:
+def _misses_on_paged_engines(window: str, *of: Matcher) -> str:
     """Most misses are of engines with pages: an inhibition cannot tell how many are."""
-    missed = f"increase({_MISSED}[{window}])"
+    selected = value_of(m.SLO_REQUESTS, *of, eq("verdict", Verdict.MISSED))
+    missed = f"increase({selected}[{window}])"
     of_engines, of_models = firing(engine_alerts.PAGES), firing(request_alerts.PAGES)
     return cleandoc(f"""
         sum by (objective, model) ({missed}
@@ -201,10 +202,14 @@ def missed_name(window: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Period:
-    """Rules for objectives of one period; `matchers` select them."""
+    """Rules for objectives of one period; a matcher selects them, if there are others."""
 
     window_s: float
-    matchers: str
+    named: tuple[Matcher, ...] = ()
+
+    @property
+    def matchers(self) -> str:
+        return f"{{{self.named[0].text}}}" if self.named else ""
 
     def rate(self, window: str) -> str:
         return f"{ratio_name(window)}{self.matchers}"
@@ -220,10 +225,9 @@ def _periods(objectives: Sequence[Objective]) -> Iterator[_Period]:
         if objective.window_s != SCHEME_PERIOD_S:
             others.setdefault(objective.window_s, []).append(escaped(objective.name))
     named = [name for names in others.values() for name in names]
-    usual = f"{{{none_of('objective', named).text}}}" if named else ""
-    yield _Period(SCHEME_PERIOD_S, usual)
+    yield _Period(SCHEME_PERIOD_S, (none_of("objective", named),) if named else ())
     for window_s, names in others.items():
-        yield _Period(window_s, f"{{{among('objective', names).text}}}")
+        yield _Period(window_s, (among("objective", names),))
 
 
 def recordings(objectives: Sequence[Objective], timings: Timings) -> Iterator[Recording]:
@@ -329,7 +333,7 @@ def _paged_lately(period: _Period, timings: Timings) -> Alert:
     paged = (
         _fails(period, timings),
         _burns(period, first, timings),
-        _misses_on_paged_engines(timings.window(_WINDOW_S)),
+        _misses_on_paged_engines(timings.window(_WINDOW_S), *period.named),
     )
     return Alert(
         name=PAGED_LATELY,

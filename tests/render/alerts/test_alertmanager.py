@@ -343,4 +343,6 @@ def test_secrets_are_in_files_and_each_goes_to_its_receiver_alone() -> None:
         {"url": "https://d.test/ping", "send_resolved": False}
     ]
     for name in ("page", "ticket"):
-        assert [one["channel"] for one in receiver(name)["slack_configs"]] == [f"#{name}s"]
+        (slack,) = receiver(name)["slack_configs"]
+        assert slack["channel"] == f"#{name}s"
+        assert re.findall(r"\|(\w+)>", slack["text"]) == ["Dashboard", "Runbook"]

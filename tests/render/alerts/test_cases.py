@@ -195,6 +195,45 @@ def test_an_objective_of_another_period_has_windows_of_its_own(tmp_path: Path) -
     assert complaints(tmp_path, rules, [play("week", {**AROUND, **series}, [check])]) == ""
 
 
+def test_misses_that_a_page_explains_mute_an_objective_as_long_as_its_period_says(
+    tmp_path: Path,
+) -> None:
+    """Seven minutes for a week, not the half hour of 30 days."""
+    weekly = replace(OBJECTIVES[0], name="weekly", window_s=7 * 86400.0)
+    rules = of_groups(render_alerts([*OBJECTIVES, weekly])[RULES], *_BUDGETS)
+    explained = {
+        **objective_cases.verdicts("weekly", "0x90", "0+10x20 200x70"),
+        **objective_cases.target("weekly", "0.95x90"),
+        f'ALERTS{{alertname="LlmEngineDied",alertstate="firing",{ENGINE}}}': "1x20 _x70",
+    }
+    checks = [
+        {
+            "expr": 'count by (objective) (ALERTS{alertname="LlmObjectivePagedLately",'
+            'alertstate="firing"})',
+            "eval_time": at,
+            "exp_samples": [{"labels": '{objective="weekly"}', "value": 1}] * lasts,
+        }
+        for at, lasts in (("20m", 1), ("45m", 0))
+    ]
+    assert complaints(tmp_path, rules, [play("week", {**AROUND, **explained}, checks)]) == ""
+
+
+def test_a_memory_error_with_an_xid_is_one_page_though_its_counter_rises_later(
+    tmp_path: Path,
+) -> None:
+    """At the end of the hour, too: the counter's old value was scraped after the Xid."""
+    series = {
+        'gpu_xid_last_seen_timestamp_seconds{instance="a",gpu="0",xid="48"}': "_x41 599x300",
+        'gpu_ecc_errors_total{instance="a",gpu="0",severity="uncorrected"}': "0x41 1x300",
+    }
+    checks = [
+        {"expr": 'ALERTS{alertname="GpuEccUncorrected"}', "eval_time": f"{at_s}s"}
+        for at_s in range(3600, 4500, 30)
+    ]
+    rules = of_groups(TEXTS[RULES], "goodput-gpus")
+    assert complaints(tmp_path, rules, [play("ecc", series, checks, step="15s")]) == ""
+
+
 def test_rules_with_a_matcher_are_on_the_series_of_one_cluster(tmp_path: Path) -> None:
     """The same outage in two clusters that one Prometheus scrapes."""
     options = RuleOptions(matchers={"cluster": "eu"})
