@@ -126,6 +126,29 @@ def test_the_checksums_of_a_release_are_those_of_its_files(tmp_path: Path) -> No
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=files, check=True)
 
 
+def test_each_project_is_published_with_its_wheel_and_its_sdist(tmp_path: Path) -> None:
+    """PyPI takes one pending publisher of a repository, workflow and environment."""
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8"))
+    job = workflow["jobs"]["pypi"]
+    (script,) = (step["run"] for step in job["steps"] if "run" in step)
+    projects = job["strategy"]["matrix"]["include"]
+    environments = {each["environment"] for each in projects}
+    assert len(environments) == len(projects) == 2
+    assert job["environment"] == "${{ matrix.environment }}"
+    names = [each["project"] for each in projects]
+    for project in names:
+        folder = tmp_path / project
+        (folder / "release").mkdir(parents=True)
+        for name in names:
+            for ending in ("-0.1.0-py3-none-any.whl", "-0.1.0.tar.gz"):
+                (folder / f"release/{name}{ending}").touch()
+        (folder / "release/goodput-agent-0.1.0.tgz").touch()
+        filled = script.replace("${{ matrix.project }}", project)
+        subprocess.run(["bash", "-e", "-c", filled], cwd=folder, check=True)
+        published = {path.name for path in (folder / "dist").iterdir()}
+        assert published == {f"{project}-0.1.0-py3-none-any.whl", f"{project}-0.1.0.tar.gz"}
+
+
 def test_what_is_released_names_its_repository(tmp_path: Path) -> None:
     url, tag = "https://github.com/Some-Org/goodput-agent", "v1.2.3"
     files = (
