@@ -65,6 +65,10 @@ class Pushing:
         self._meter = meter
         self._exposition = exposition
         self._by_convention = counts_by_convention(settings)
+        # Kept while an engine is away: with another name its series would begin again.
+        self._providers: dict[str, str] = {
+            engine.name: engine.kind for engine in settings.engines if engine.kind != "auto"
+        }
         requests = ExportRequests(
             resource_of(settings), agent.__version__, started_at, settings.otlp_metrics.max_buckets
         )
@@ -97,6 +101,7 @@ class Pushing:
 
     def _read(self, now: float) -> MetricsSnapshot:
         snapshot = self._meter.snapshot()
+        self._providers.update(_providers(snapshot))
         bins = {
             (metric.name, labels): values.bins
             for (metric, labels), values in snapshot.histograms.items()
@@ -107,7 +112,7 @@ class Pushing:
             families=self._families(snapshot),
             bins=bins,
             engines_started_at=_engines_started_at(snapshot),
-            conventional=conventional_families(snapshot.histograms, _providers(snapshot)),
+            conventional=conventional_families(snapshot.histograms, self._providers),
         )
 
     def _families(self, snapshot: MeterSnapshot) -> Iterable[Family]:

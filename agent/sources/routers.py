@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from agent.catalog.other_programs import other_program
 from agent.catalog.own_health import OK
 from agent.catalog.reasons import ExpositionFault
 from agent.catalog.routers import ROUTER_UP, ROUTERS
@@ -17,6 +18,8 @@ _LOG = logging.getLogger(__name__)
 _PATH = "/metrics"
 _WANTED = wanted_series(ROUTERS)
 _UP: Facts = {(ROUTER_UP.name, ()): 1.0}
+_KNOWN = tuple(router.engine for router in ROUTERS)
+_UNKNOWN = f"has no series of a known router ({', '.join(_KNOWN)})"
 _DOWN: Facts = {(ROUTER_UP.name, ()): 0.0}
 
 
@@ -59,17 +62,18 @@ class RouterSource:
             self._failing, self._problem = None, OK
 
     def _read(self) -> Facts:
-        exposition = read_exposition(
-            fetch(self._session, self._url, timeout_s=self._timeout_s), _WANTED
-        )
-        if not exposition.series:
-            known = ", ".join(router.engine for router in ROUTERS)
-            raise ExpositionUnreadable(
-                ExpositionFault.NO_KNOWN_SERIES,
-                f"has no series of a known router ({known})",
-                where=shown_url(self._url),
-            )
-        return {**translate(exposition, ROUTERS).facts, **_UP}
+        text = fetch(self._session, self._url, timeout_s=self._timeout_s)
+        try:
+            facts = translate(read_exposition(text, _WANTED), ROUTERS).facts
+        except ExpositionUnreadable as error:
+            if error.reason != ExpositionFault.NO_KNOWN_SERIES:
+                raise
+            # Before its first request a router may have none of the series.
+            if other_program(text) not in _KNOWN:
+                where = shown_url(self._url)
+                raise ExpositionUnreadable(error.reason, _UNKNOWN, where=where) from error
+            facts = {}
+        return {**facts, **_UP}
 
     def close(self) -> None:
         """Close the connections."""

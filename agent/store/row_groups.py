@@ -7,7 +7,7 @@ there are requests.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, String, case, cast, func, null, or_, select
@@ -64,8 +64,11 @@ def ended_in(
     return conditions
 
 
-# A sample is of the requests that ended in so many short parts of the window.
+# A sample is of the requests that ended in at least so many short parts of the window, if it has
+# enough whole seconds; at most twice as many.
 SLICES = 120
+# Of each slice's own place in its part of the window: no period of the traffic meets them all.
+_GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
 def sampled(window: Window, one_in: int) -> list[Window]:
@@ -75,10 +78,14 @@ def sampled(window: Window, one_in: int) -> list[Window]:
     """
     if one_in == 1:
         return [window]
-    each_s = window.length_s / SLICES
-    starts = [int(window.from_s + number * each_s) for number in range(SLICES)]
-    length_s = max(round(each_s / one_in), 1)
-    return [Window(from_s=at, until=min(at + length_s, window.until)) for at in starts]
+    length_s = max(int(window.length_s / SLICES / one_in), 1)
+    each_s = length_s * one_in
+    slices = []
+    for number, begin in enumerate(range(int(window.from_s), ceil(window.until), each_s)):
+        at = begin + int(number * _GOLDEN_RATIO % 1 * (each_s - length_s + 1))
+        if at < window.until:
+            slices.append(Window(from_s=at, until=min(at + length_s, window.until)))
+    return slices
 
 
 def busiest(

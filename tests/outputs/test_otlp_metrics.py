@@ -1,14 +1,13 @@
 """The push of metrics to endpoints over HTTP: retries, drops, and what is counted of them."""
 
 import gzip
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 import pytest
-from opentelemetry.metrics import Meter as SdkMeter
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsPartialSuccess,
     ExportMetricsServiceRequest,
@@ -22,7 +21,6 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
-from opentelemetry.semconv._incubating.metrics import gen_ai_metrics as genai_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.analysis.quantiles import RELATIVE_ERROR, SCALE, relative_error
@@ -38,7 +36,7 @@ from agent.outputs.otlp_metrics import (
 )
 from agent.outputs.prometheus.agent_exposition import AgentExposition, HostBoard
 from agent.outputs.prometheus.meter import FORGOTTEN_AFTER_S, MAX_UNCONFIGURED, Meter
-from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
+from agent.records.request import ProxyView
 from agent.settings import Settings
 from agent.settings.settings_model import OtlpMetricsSettings
 from tests.outputs.otlp_destinations import (
@@ -430,137 +428,3 @@ def test_a_header_may_be_a_number_of_yaml_and_is_not_shown() -> None:
     assert given["X-Scope-OrgID"].get_secret_value() == "42"
     assert "t0ken" not in f"{settings.shown()} {settings}"
     assert "Authorization" in settings.shown()["otlp_metrics"]["headers"]
-
-
-# Names of OpenTelemetry's conventions
-
-CONVENTIONAL = {
-    "gen_ai.server.request.duration": genai_metrics.create_gen_ai_server_request_duration,
-    "gen_ai.server.time_to_first_token": genai_metrics.create_gen_ai_server_time_to_first_token,
-    "gen_ai.server.time_per_output_token": (
-        genai_metrics.create_gen_ai_server_time_per_output_token
-    ),
-    "gen_ai.client.operation.duration": genai_metrics.create_gen_ai_client_operation_duration,
-    "gen_ai.client.operation.time_to_first_chunk": (
-        genai_metrics.create_gen_ai_client_operation_time_to_first_chunk
-    ),
-}
-CHAT = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "llama"}
-STREAM = {"route": "/v1/chat/completions", "proxied": ProxyView(streamed=True)}
-ENGINES = EngineView(status=Status.OK, ttft_s=0.09, tpot_s=0.019, e2e_s=0.45)
-# A request, and what the conventions say of it: of each metric its error.type and its value.
-BY_CONVENTION: dict[str, tuple[RequestRecord, dict[str, tuple[str, float]]]] = {
-    "of an engine": (
-        record(1, route="/v1/chat/completions"),
-        {
-            "gen_ai.server.request.duration": ("", 0.5),
-            "gen_ai.server.time_to_first_token": ("", 0.1),
-            "gen_ai.server.time_per_output_token": ("", 0.02),
-        },
-    ),
-    "that failed in an engine": (
-        record(1, route="/v1/chat/completions", status=Status.ERROR),
-        {"gen_ai.server.request.duration": ("error", 0.5)},
-    ),
-    "with both views": (
-        record(1, vantage=Vantage.JOINED, engine_view=ENGINES, **STREAM),
-        {
-            "gen_ai.server.request.duration": ("", 0.45),
-            "gen_ai.server.time_to_first_token": ("", 0.09),
-            "gen_ai.server.time_per_output_token": ("", 0.019),
-            "gen_ai.client.operation.duration": ("", 0.5),
-            "gen_ai.client.operation.time_to_first_chunk": ("", 0.1),
-        },
-    ),
-    "whose response was no stream": (
-        record(1, vantage=Vantage.PROXY, route="/v1/chat/completions"),
-        {"gen_ai.client.operation.duration": ("", 0.5)},
-    ),
-    "whose client was refused": (
-        record(
-            1,
-            vantage=Vantage.PROXY,
-            status=Status.INVALID,
-            http_status=404,
-            route="/v1/chat/completions",
-        ),
-        {"gen_ai.client.operation.duration": ("404", 0.5)},
-    ),
-    "that the engine answered with 503": (
-        record(
-            1,
-            vantage=Vantage.PROXY,
-            status=Status.ERROR,
-            http_status=503,
-            route="/v1/chat/completions",
-        ),
-        {"gen_ai.client.operation.duration": ("503", 0.5)},
-    ),
-}
-
-
-@pytest.mark.parametrize("which", BY_CONVENTION)
-def test_a_request_is_measured_as_by_the_sdk_with_the_instruments_of_the_conventions(
-    which: str,
-) -> None:
-    request, measured = BY_CONVENTION[which]
-    with sdk_meter() as (meter, read):
-        for name, (error, value_s) in measured.items():
-            attributes = {
-                **CHAT,
-                "gen_ai.provider.name": "vllm",
-                **({"error.type": error} if error else {}),
-            }
-            CONVENTIONAL[name](meter).record(value_s, attributes)
-        theirs = read()
-    ours = conventional_points(request)
-    assert ours == theirs
-
-
-Measured = dict[str, tuple[str, dict[str, str], int, float]]
-
-
-@contextmanager
-def sdk_meter() -> Iterator[tuple[SdkMeter, Callable[[], Measured]]]:
-    reader = InMemoryMetricReader()
-    provider = MeterProvider(metric_readers=[reader], shutdown_on_exit=False)
-
-    def read() -> Measured:
-        data: Any = reader.get_metrics_data()
-        return {
-            metric.name: (metric.unit, dict(one.attributes), one.count, round(one.sum, 9))
-            for metric in data.resource_metrics[0].scope_metrics[0].metrics
-            for one in metric.data.data_points
-        }
-
-    yield provider.get_meter("test"), read
-    provider.shutdown()
-
-
-def conventional_points(*records: RequestRecord) -> Measured:
-    """What a push has of the conventions' metrics, less what names our engine."""
-    meter = Meter((), ["chat-0"], with_bins=True, with_genai=True)
-    count(meter, *records)
-    return {
-        pushed.metric.name: (
-            pushed.metric.unit,
-            {key: value for key, value in pushed.labels.items() if key != "goodput.engine"},
-            pushed.point.count,
-            round(pushed.point.sum, 9),
-        )
-        for pushed in points_of(request_of(meter))
-        if pushed.metric.name in CONVENTIONAL
-    }
-
-
-def test_errors_that_an_engine_invents_are_one_beyond_a_number() -> None:
-    meter = Meter((), ["chat-0"], with_bins=True, with_genai=True)
-    for number in range(100):
-        view = ProxyView(error=f"error_{number}")
-        count(meter, record(number, vantage=Vantage.PROXY, status=Status.ERROR, proxied=view))
-    errors = [
-        pushed.labels["error.type"]
-        for pushed in points_of(request_of(meter))
-        if pushed.metric.name == "gen_ai.client.operation.duration"
-    ]
-    assert (len(errors), "_OTHER" in errors) == (33, True)

@@ -120,6 +120,23 @@ def test_a_page_of_no_router_is_named_as_that(server: EngineServer, router: Rout
     assert router.status_text().startswith("has no series of a known router (llm-d's endpoint")
 
 
+@pytest.mark.parametrize(
+    "series",
+    [
+        "dynamo_frontend_disconnected_clients 0",
+        "# TYPE inference_pool_average_queue_size gauge",
+        'llm_d_epp_flow_control_request_queue_duration_seconds_count{outcome="Dispatched"} 4',
+    ],
+)
+def test_a_router_that_had_no_request_yet_is_up(
+    server: EngineServer, router: RouterSource, series: str
+) -> None:
+    server.answers("/metrics", f"{series}\n".encode())
+    router.poll(0.0)
+    assert facts_of(router) == {(ROUTER_UP.name,): 1}
+    assert router.status_text() == "ok"
+
+
 def test_the_path_may_be_given(server: EngineServer) -> None:
     server.answers("/router/metrics", body("router-dynamo"))
     source = RouterSource(name="front", url=f"{server.url}/router/metrics")

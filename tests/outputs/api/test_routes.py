@@ -15,6 +15,9 @@ import requests
 from fastapi.openapi.models import OpenAPI
 from jsonschema import Draft202012Validator
 
+from agent.analysis.burn_rates import BURN, OUTAGE
+from agent.analysis.tally import INPUT_LENGTHS, OUTPUT_LENGTHS
+from agent.catalog.causes import Cause
 from agent.errors import StoreUnavailable
 from agent.outputs.api import routes
 from agent.outputs.api.descriptions import DESCRIPTIONS, EXAMPLES, PARAMETERS
@@ -241,6 +244,13 @@ def test_every_parameter_and_property_has_a_description_and_an_example(busy: Api
         whole = {**schema, "components": {"schemas": schemas}}
         for example in schema.get("examples", ()):
             Draft202012Validator(whole).validate(example)
+
+
+def test_examples_of_names_are_names_that_there_are() -> None:
+    assert EXAMPLES["alert"] in (BURN, OUTAGE)
+    assert EXAMPLES["cause"] in set(Cause)
+    assert {*EXAMPLES["input_lengths"], EXAMPLES["input_length"]} <= set(INPUT_LENGTHS)
+    assert {*EXAMPLES["output_lengths"], EXAMPLES["output_length"]} <= set(OUTPUT_LENGTHS)
 
 
 def _of_models(schema: Any, schemas: Any) -> bool:
