@@ -14,6 +14,7 @@ _PAGES = ("README.md", "CHANGELOG.md", "plugins/vllm/README.md")
 _PROJECTS = ("pyproject.toml", "plugins/vllm/pyproject.toml")
 _CHART = "deploy/helm/goodput-agent"
 _IMAGE = "  # A registry of yours: no image is published yet.\n  repository: goodput-agent\n"
+_IMAGE_ROW = '| `"goodput-agent"` | A registry of yours: no image is published yet. |'
 
 
 def absolute(text: str, folder: str, url: str, tag: str) -> str:
@@ -68,10 +69,14 @@ def main(source: Path, url: str, tag: str) -> None:
     chart = source / _CHART
     with (chart / "Chart.yaml").open("a", encoding="utf-8") as metadata:
         metadata.write(f"home: {url}\nsources: [{url}]\n")
-    values = (chart / "values.yaml").read_text("utf-8")
-    assert _IMAGE in values, "the chart names no image"
-    named = values.replace(_IMAGE, f"  repository: {image_of(url)}\n")
-    (chart / "values.yaml").write_text(named, encoding="utf-8")
+    image = image_of(url)
+    for name, old, new in (
+        ("values.yaml", _IMAGE, f"  repository: {image}\n"),
+        ("README.md", _IMAGE_ROW, f'| `"{image}"` |  |'),
+    ):
+        text = (chart / name).read_text("utf-8")
+        assert old in text, f"{name} of the chart names no image"
+        (chart / name).write_text(text.replace(old, new), encoding="utf-8")
 
 
 if __name__ == "__main__":

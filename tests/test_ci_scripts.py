@@ -159,7 +159,10 @@ def test_what_is_released_names_its_repository(tmp_path: Path) -> None:
             "plugins/vllm/README.md",
             "plugins/vllm/pyproject.toml",
         ),
-        *(f"deploy/helm/goodput-agent/{name}" for name in ("Chart.yaml", "values.yaml")),
+        *(
+            f"deploy/helm/goodput-agent/{name}"
+            for name in ("README.md", "Chart.yaml", "values.yaml")
+        ),
     )
     for path in files:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -182,6 +185,8 @@ def test_what_is_released_names_its_repository(tmp_path: Path) -> None:
     assert (chart["home"], chart["sources"]) == (url, [url])
     values = yaml.safe_load(texts[files[-1]])
     assert values["image"]["repository"] == "ghcr.io/some-org/goodput-agent"
+    assert f'`"{values["image"]["repository"]}"`' in texts[files[-3]]
+    assert "no image is published" not in texts[files[-1]] + texts[files[-3]]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from agent.catalog import metrics as m
 from agent.catalog.definitions import Verdict
 from agent.catalog.time_units import DAY_S, HOUR_S, MINUTE_S
 from agent.errors import SettingsInvalid
+from agent.render.alerts.alert_rule import number
 from agent.render.promql import Matcher, among, eq, value_of
 from agent.settings.settings_model import ObjectiveSettings
 
@@ -129,7 +130,7 @@ def _shorthand(objective: ObjectiveSettings) -> str:
 
 def _description(objective: ObjectiveSettings) -> str:
     limits = [
-        f"{label} within {value:g} ms"
+        f"{label} within {number(value)} ms"
         for label, value in (
             ("TTFT", objective.ttft_ms),
             ("TPOT", objective.tpot_ms),
@@ -203,7 +204,7 @@ def pyrra(objectives: Sequence[ObjectiveSettings], service: str) -> list[Documen
                 "labels": {"pyrra.dev/service": service},
             },
             "spec": {
-                "target": f"{_percent(objective):g}",
+                "target": number(_percent(objective)),
                 "window": _shorthand(objective),
                 "description": _description(objective),
                 "indicator": {

@@ -112,6 +112,15 @@ def test_sloth_and_pyrra_get_the_judged_requests_and_the_target_in_percent(tmp_p
     assert errors == 'llm_slo_requests_total{objective="chat",verdict="missed"}'
 
 
+def test_no_digit_of_a_target_or_a_limit_is_lost(tmp_path: Path) -> None:
+    settings = tmp_path / "agent.yml"
+    objective = "{name: batch, e2e_ms: 1234567, target: 0.9999995}"
+    settings.write_text(f"objectives: [{objective}]", encoding="utf-8")
+    (found,) = exported(settings, "pyrra")
+    assert found["spec"]["target"] == "99.99995"
+    assert "end-to-end time within 1234567 ms" in found["spec"]["description"]
+
+
 @pytest.mark.parametrize(
     ("objectives", "kind", "sentence"),
     [
