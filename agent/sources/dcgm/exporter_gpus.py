@@ -260,7 +260,10 @@ def read_gpus(
     """
     dropped = Counter(exposition.dropped)
     rows = _rows_by_gpu(exposition, known, dropped)
-    gpus = tuple(_Translation(gpu, each, dropped).translated(fields) for gpu, each in rows.items())
+    by_label = {each.series for each in fields if each.only is not None}
+    gpus = tuple(
+        _Translation(gpu, each, dropped, by_label).translated(fields) for gpu, each in rows.items()
+    )
     return ExporterGpus(gpus, dict(dropped))
 
 
@@ -286,10 +289,14 @@ def _rows_by_gpu(
 
 
 class _Translation:
-    def __init__(self, gpu: str, rows: _GpuRows, dropped: Counter[str]) -> None:
+    def __init__(
+        self, gpu: str, rows: _GpuRows, dropped: Counter[str], by_label: Collection[str]
+    ) -> None:
+        """`by_label` are the series of which a label says what a row measures."""
         self._gpu = gpu
         self._rows = rows
         self._dropped = dropped
+        self._by_label = by_label
         self._values = self._all_values()
 
     def translated(self, fields: Sequence[DcgmField]) -> ExporterGpu:
@@ -316,10 +323,13 @@ class _Translation:
     def _all_values(self) -> dict[tuple[int | None, str], float]:
         values = {}
         for key, rows in self._rows.rows.items():
-            if key[1] not in XID_SERIES:
-                value = self._one_value([row for row in rows if not is_blank(row[1])])
-                if value is not None:
-                    values[key] = value
+            known = [row for row in rows if not is_blank(row[1])]
+            if key[1] in XID_SERIES or not known:
+                continue
+            # Rows that differ in what they measure do not disagree.
+            value = known[0][1] if key[1] in self._by_label else self._one_value(known)
+            if value is not None:
+                values[key] = value
         return values
 
     def _one_value(self, rows: Rows) -> float | None:
@@ -341,7 +351,9 @@ class _Translation:
             return self._values.get((instance, each.series))
         label, values = each.only
         rows = self._rows.rows.get((instance, each.series), ())
-        return self._one_value([row for row in rows if row[0].get(label) in values])
+        return self._one_value(
+            [row for row in rows if row[0].get(label) in values and not is_blank(row[1])]
+        )
 
     def _facts(self, instance: int | None, fields: Sequence[DcgmField]) -> dict[FactKey, float]:
         facts: dict[FactKey, float] = {}

@@ -85,6 +85,28 @@ def test_two_containers_that_share_a_gpu_of_amd_may_disagree() -> None:
     assert gpus_of(page_of(*shares)).dropped == {"pods_disagree": 1}
 
 
+def test_clocks_of_a_shared_gpu_agree_by_their_type() -> None:
+    clocks = {"system": 2100, "memory": 1300}
+    shares = [
+        row("gpu_clock", mhz, pod=pod, namespace="n", clock_type=kind)
+        for pod in ("a", "b")
+        for kind, mhz in clocks.items()
+    ]
+    found = gpus_of(page_of(*shares))
+    assert found.dropped == {}
+    assert found.gpus[0].facts == {
+        ("gpu_clock_hertz", ("sm",)): 2.1e9,
+        ("gpu_clock_hertz", ("memory",)): 1.3e9,
+    }
+
+
+def test_a_clock_that_the_driver_does_not_know_is_no_fact() -> None:
+    unknown = row("gpu_clock", 2**64 - 1, clock_type="system")
+    assert gpu_of(page_of(unknown, row("gpu_clock", 1300, clock_type="memory"))).facts == {
+        ("gpu_clock_hertz", ("memory",)): 1.3e9
+    }
+
+
 def test_the_source_reads_amds_exporter_under_the_same_setting(
     dcgm: ScriptedExporter,
 ) -> None:
