@@ -150,12 +150,19 @@ def test_errors_that_an_engine_invents_are_one_beyond_a_number() -> None:
     for number in range(100):
         view = ProxyView(error=f"error_{number}")
         count(meter, record(number, vantage=Vantage.PROXY, status=Status.ERROR, proxied=view))
-    errors = [
+    assert (len(errors_of(meter)), "_OTHER" in errors_of(meter)) == (33, True)
+    timeout = record(100, vantage=Vantage.PROXY, status=Status.TIMEOUT)
+    refusal = record(101, vantage=Vantage.PROXY, status=Status.ERROR, http_status=503)
+    count(meter, timeout, refusal)
+    assert {"timeout", "503"} < errors_of(meter)
+
+
+def errors_of(meter: Meter) -> set[str]:
+    return {
         pushed.labels["error.type"]
         for pushed in points_of(request_of(meter))
         if pushed.metric.name == "gen_ai.client.operation.duration"
-    ]
-    assert (len(errors), "_OTHER" in errors) == (33, True)
+    }
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("auto", "vllm"), ("sglang", "sglang")])

@@ -1,5 +1,6 @@
 """Histograms of the latencies of requests, with explicit buckets and exemplars."""
 
+import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -22,8 +23,11 @@ Bucket = tuple[str, float, Exemplar | None]
 # The id of a request's trace, and the Unix time of the request.
 Trace = tuple[str, float]
 
-# An engine's error names itself: so many names, and the conventions' own for others.
+# An engine's error names itself: so many names, and the conventions' own for others. HTTP statuses
+# and our own names are few.
 _MAX_ERRORS, _OTHER_ERROR = 32, "_OTHER"
+_OWN_ERRORS = frozenset(Status)
+_HTTP_STATUS = re.compile("[1-5][0-9]{2}")
 
 # Prometheus refuses an exemplar that is older than the one before it in the series, or has the same
 # millisecond and a lower value. It cuts milliseconds off a float, so that one of them may vanish.
@@ -232,9 +236,11 @@ class LatencyHistograms:
             self._observe(metric, own, [pair[0] for pair in pairs], [pair[1] for pair in pairs])
 
     def _known_error(self, error: str) -> str:
-        if error and len(self._errors) < _MAX_ERRORS:
+        if not error or error in _OWN_ERRORS or _HTTP_STATUS.fullmatch(error):
+            return error
+        if len(self._errors) < _MAX_ERRORS:
             self._errors.add(error)
-        return error if not error or error in self._errors else _OTHER_ERROR
+        return error if error in self._errors else _OTHER_ERROR
 
     def _histogram(self, metric: Metric, labels: Labels) -> BucketHistogram:
         histogram = self._histograms.get((metric, labels))
