@@ -6,8 +6,10 @@ no other view has the request.
 """
 
 import json
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, Text, bindparam, select, text, update
@@ -84,8 +86,10 @@ def seen_by_others(connection: Connection, failed: Sequence[Row]) -> dict[int, i
         if router["id"] in wanted
     }
     for rows in _by_trace(connection, traces).values():
+        others = _ByStart(rows)
         for router in (row for row in rows if row["id"] in wanted):
-            if any(_is_of_user(row, router) or _is_next_try(row, router) for row in rows):
+            near = others.near(router)
+            if any(_is_of_user(row, router) or _is_next_try(row, router) for row in near):
                 found[router["id"]] = None
     return found
 
@@ -110,10 +114,27 @@ def _by_trace(connection: Connection, traces: Collection[str]) -> dict[str, list
     return found
 
 
+class _ByStart:
+    """Rows by their start. A client may give thousands of requests one trace."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = sorted(rows, key=itemgetter("started_at"))
+        self._starts = [row["started_at"] for row in self._rows]
+
+    def near(self, router: Row) -> Sequence[Row]:
+        """Those that began during the router's view, or soon after it."""
+        first = bisect_left(self._starts, router["started_at"] - _CLOCKS_DIFFER_S)
+        return self._rows[
+            first : bisect_right(self._starts, router["ended_at"] + _REPEATED_WITHIN_S)
+        ]
+
+
 def _pairs_of_trace(rows: Sequence[Row]) -> Iterator[_Pair]:
     routers = [row for row in rows if row["vantage"] == Vantage.ROUTER]
-    engines = [row for row in rows if _may_be_routed(row)]
-    pairs = [(one, other) for one in routers for other in engines if _is_within(other, one)]
+    engines = _ByStart([row for row in rows if _may_be_routed(row)])
+    pairs = [
+        (one, other) for one in routers for other in engines.near(one) if _is_within(other, one)
+    ]
     of_routers, of_engines = (Counter(pair[place]["id"] for pair in pairs) for place in (0, 1))
     for router, row in pairs:
         if of_routers[router["id"]] == of_engines[row["id"]] == 1:

@@ -10,6 +10,7 @@ from sqlalchemy import Engine
 from agent.catalog.definitions import Verdict
 from agent.records.objective import JudgedRequest
 from agent.records.request import Status, Vantage
+from agent.store import routers
 from agent.store.joining import ROUTER_WAIT_S
 from agent.store.transactions import Joining, request_settle, request_write
 from tests.store.making import NOON, counted_rollups, counted_rows, request
@@ -183,3 +184,26 @@ def test_successes_of_engines_that_no_one_watches_are_no_requests(sqlite: Engine
     assert agent.write([router()]).counted == []
     assert agent.settle(LATEST).counted == []
     assert counted(sqlite) == []
+
+
+def test_a_view_is_compared_with_those_of_its_time_alone_however_long_the_trace_is(
+    sqlite: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[int] = []
+    is_within = routers._is_within
+
+    def counting(inner: routers.Row, outer: routers.Row) -> bool:
+        compared.append(inner["id"])
+        return is_within(inner, outer)
+
+    monkeypatch.setattr(routers, "_is_within", counting)
+    views: list[JudgedRequest] = []
+    for number in range(1, 101):
+        at = NOON + 5 * number
+        own: dict[str, Any] = {"trace_id": "ab" * 16, "request_id": f"chat-{number}"}
+        views.append(router(number, **own, started_at=at, ended_at=at + 1.5))
+        views.append(of_engine(number, 1000 + number, **own, started_at=at + 0.2, ended_at=at + 1))
+    Agent(sqlite).write(views)
+    waits = [row["router_wait_s"] for row in rows(sqlite) if row["vantage"] == Vantage.ENGINE]
+    assert waits == [pytest.approx(0.2)] * 100
+    assert len(compared) <= 200
