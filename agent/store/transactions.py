@@ -164,8 +164,9 @@ def _may_have_another(item: JudgedRequest, settles_at: SettlesAt) -> bool:
 
 def _store(connection: Connection, judged: Sequence[JudgedRequest]) -> WriteResult:
     new = insert_new(connection, judged, at_once)
-    add_to_rollups(connection, new)
-    return WriteResult(new, new, new)
+    requests_of = [item for item in new if not item.record.is_aside]
+    add_to_rollups(connection, requests_of)
+    return WriteResult(new, requests_of, requests_of)
 
 
 def request_settle(
