@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Text, bindparam, select, text, update
 
 from agent.analysis.joined_record import is_from_front
 from agent.catalog.definitions import Verdict
+from agent.catalog.time_units import DAY_S
 from agent.records.objective import JudgedRequest, Judgement
 from agent.records.request import Vantage
 from agent.store.inserting import Key, key_of
@@ -61,9 +62,10 @@ _SAME = (
     "{other}.request_id = {wanted}.request_id",
     "{request}.engine_request_id = {hop}.request_id",
 )
-_PAIR = """
+_PAIR = f"""
     h.hop AND d.hop IS NULL AND d.vantage NOT IN ('proxy', 'router') AND d.prefill_engine IS NULL
     AND d.ended_at >= h.ended_at
+    AND (julianday(d.started_at) - julianday(h.ended_at)) * {DAY_S} <= {_LONGEST_BETWEEN_S}
 """
 _WANTED = """
 WITH wanted AS (
@@ -123,11 +125,10 @@ def _rows(connection: Connection, numbers: Collection[int]) -> dict[int, Row]:
 
 
 def _may_be_of(hop: Row, request: Row) -> bool:
-    same = all(
+    return all(
         hop[name] == request[name] or None in (hop[name], request[name])
         for name in ("model", "input_tokens")
     )
-    return same and request["started_at"] <= hop["ended_at"] + _LONGEST_BETWEEN_S
 
 
 def _rank(hop: Row) -> tuple[bool, float]:

@@ -9,6 +9,7 @@ from agent.catalog.definitions import Verdict
 from agent.records.minute import RequestCost
 from agent.records.objective import JudgedRequest
 from agent.records.queries import Selection, Window
+from agent.store import hops
 from agent.store.minutes import MinuteStore
 from agent.store.stored_queries import stored_queries
 from agent.store.transactions import Joining, request_settle, request_write
@@ -144,6 +145,26 @@ def test_a_hop_that_may_be_of_two_requests_is_of_none(sqlite: Engine) -> None:
     twin = engine_view(1, 3, parent_span_id=ROUTER, engine=DECODE, ended_at=NOON + 1.3)
     Agent(sqlite).write([prefill(), decode(), twin])
     assert {row["prefill_engine"] for row in rows(sqlite)} == {None}
+
+
+def test_a_hop_is_compared_with_the_requests_near_it_alone_in_a_trace_of_hours(
+    sqlite: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[int] = []
+    may_be_of = hops._may_be_of
+
+    def counted(hop: hops.Row, request: hops.Row) -> bool:
+        compared.append(request["id"])
+        return may_be_of(hop, request)
+
+    monkeypatch.setattr(hops, "_may_be_of", counted)
+    later = [
+        decode(1, span_id=f"{n:016x}", started_at=NOON + 60 * n, ended_at=NOON + 60 * n + 1)
+        for n in range(1, 200)
+    ]
+    Agent(sqlite).write([prefill(), decode(), *later])
+    attached = [row["prefill_engine"] for row in rows(sqlite) if row["prefill_engine"]]
+    assert (attached, len(compared)) == ([PREFILL], 1)
 
 
 def test_the_prefill_engines_minutes_have_its_hops(sqlite: Engine) -> None:
